@@ -1,0 +1,529 @@
+"""What client and server say to each other: the only module in which the two meet.
+
+Requests, replies and notices are frozen values without behaviour. A frame is `Call(id, request)` one way and
+`Answer(id, reply)` the other; a notice is an `Answer` with id 0. Every duration is relative and in nanoseconds:
+no wall clock is ever compared between machines. Locators and exposures are opaque bytes to the server.
+`wire/codec.py` gives each message its bytes; the order of fields is the format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorhub.errors import Where
+from tensorhub.types import (
+    DEFAULT_BUFFERS,
+    UNVERIFIED,
+    Digest,
+    Epoch,
+    Generation,
+    Location,
+    ModelKey,
+    Seat,
+    Selector,
+    SessionId,
+    Version,
+)
+
+#: Raised with every change that an older peer cannot read; a server refuses another number by name.
+PROTOCOL = 1
+
+# ---------------------------------------------------------------- values
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """How one engine reaches a holder. `data` is the engine's own, opaque to all others."""
+
+    engine: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where one shard of a version lies in one holder. Metadata, never bytes of weights."""
+
+    seat: Seat
+    session: SessionId
+    generation: Generation
+    location: Location
+    locators: tuple[Locator, ...]
+    #: Addresses of progress block, manifest and memory map in the holder (`pipeline/exposure.py`).
+    exposure: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What one shard of a version is, as far as a server needs to know."""
+
+    manifest: Digest
+    shard_bytes: int
+    chunks: int
+    #: False for `digest="off"`: nothing of this version can be verified.
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A holding that a session brings to a server that does not know it (a restarted one)."""
+
+    buffers: str
+    version: Version
+    generation: Generation
+    content: Content
+    #: Root digest when sealed or complete, else empty.
+    root: Digest
+    complete: bool
+    published: bool
+    watermark: int
+    #: Generation of the source this filling reads from; empty for none.
+    upstream: Generation
+    locators: tuple[Locator, ...]
+    exposure: bytes
+
+
+# ---------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First request of a session. `token` is the authentication slot; `epoch` the server life last seen, or empty."""
+
+    protocol: int
+    session: SessionId
+    token: bytes
+    host: str
+    pid: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The session is alive. Travels on a connection of its own, sent by a thread that needs no interpreter."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Take a seat. Refused with `SeatTaken` while another live session holds it, `LayoutMismatch` when `shards` differ."""
+
+    seat: Seat
+    shards: int
+    layout: str
+    spot: bool
+    location: Location
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Announce a version in place. Readable by others once every shard of the replica has published it."""
+
+    seat: Seat
+    buffers: str
+    version: Version
+    generation: Generation
+    content: Content
+    locators: tuple[Locator, ...]
+    exposure: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The publisher has digested everything: this is the version's root digest for this shard."""
+
+    seat: Seat
+    generation: Generation
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublish:
+    """Hide the holding of a buffer set, then answer when its last reader is gone, or refuse with `DrainTimeout`.
+
+    With `abandon` it is dropped at once; the answer names the readers that were left to fail untorn.
+    """
+
+    seat: Seat
+    buffers: str
+    timeout_ns: int
+    abandon: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Ask, as one shard of a group, for the version that `selector` names.
+
+    `group` is the incarnation of the group as last told, `sequence` counts this seat's transactions within it.
+    Answered by `Granted` or `Held`, when a version matches and the seat's own old readers are drained.
+    """
+
+    seat: Seat
+    buffers: str
+    group: int
+    sequence: int
+    selector: Selector
+    timeout_ns: int
+    #: The filling to come; names this reader in its source's list of grants.
+    generation: Generation
+    #: False when only a subset of the tensors will be written: such a filling never serves.
+    serves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The reader has planned its filling; from now on others may read its verified prefix."""
+
+    seat: Seat
+    generation: Generation
+    locators: tuple[Locator, ...]
+    exposure: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a filling is. One-way; keeps the source alive in the server's eyes, too."""
+
+    seat: Seat
+    generation: Generation
+    watermark: int
+    bytes_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reroute:
+    """The source named by generation failed this reader; asks for another. Answered by `Granted` or refused."""
+
+    seat: Seat
+    generation: Generation
+    source: Generation
+    reason: str
+    watermark: int
+    timeout_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every byte of this shard is verified and installed. Answered by `Committed` once all shards are; idempotent."""
+
+    seat: Seat
+    group: int
+    sequence: int
+    generation: Generation
+    root: Digest
+    bytes_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """This shard cannot finish: the sequence number is aborted for the whole group."""
+
+    seat: Seat
+    group: int
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer `Found` when a version matches, or refuse with `WaitTimeout`."""
+
+    model: ModelKey
+    selector: Selector
+    location: Location
+    timeout_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """All versions of a model, or of all models of all jobs."""
+
+    model: ModelKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything the server knows of a model, or of all: for people and for `tensorhub status`."""
+
+    model: ModelKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Answer with an `Event` for each change of a model until the session ends or calls `Unwatch`."""
+
+    model: ModelKey
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    """End the watch that was opened by call `call`."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Give up a seat and everything it holds, at once."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """End the session and give up every seat."""
+
+
+Request = (
+    Hello
+    | Beat
+    | Join
+    | Publish
+    | Seal
+    | Unpublish
+    | Replicate
+    | Serve
+    | Progress
+    | Reroute
+    | Done
+    | Abort
+    | Wait
+    | List
+    | Status
+    | Watch
+    | Unwatch
+    | Leave
+    | Goodbye
+)
+
+# ---------------------------------------------------------------- replies
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The server's life, and how long it trusts a silent session."""
+
+    epoch: Epoch
+    lease_ns: int
+    beat_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ok:
+    """Done as asked, with nothing to add."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The seat is taken. `group` is the group's incarnation, `sequence` the next transaction's number for this seat."""
+
+    group: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """Hidden and drained; with `abandon` or a broken contract, `readers` names who was still reading."""
+
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Read `version` from `source`. `root` is empty while the publisher still digests."""
+
+    version: Version
+    content: Content
+    root: Digest
+    source: Reference
+    #: Why this source: for people.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """This seat holds `version` already, and so does, or will, its whole group. `Done` follows as after a pull."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All shards of the replica hold `version`: it may be shown and used."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The version a `Wait` matched."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView:
+    """One row of `tensorhub versions`."""
+
+    model: ModelKey
+    version: Version
+    #: "readable", "incomplete" (shards missing), "hidden" (withdrawn everywhere), "retired" (a newer lineage)
+    state: str
+    shards: int
+    nbytes: int
+    complete: tuple[str, ...]
+    partial: tuple[str, ...]
+    readers: int
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingView:
+    """One row of `tensorhub status`: a buffer set of one seat."""
+
+    seat: Seat
+    shards: int
+    buffers: str
+    version: Version
+    #: "publishing" (digests outstanding), "published", "filling", "complete", "draining"
+    state: str
+    watermark: int
+    chunks: int
+    nbytes: int
+    upstream: str
+    readers: tuple[str, ...]
+    spot: bool
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A process the server knows."""
+
+    session: SessionId
+    host: str
+    pid: int
+    seats: tuple[Seat, ...]
+    lease_left_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitView:
+    """A request that waits, and for what."""
+
+    who: str
+    what: str
+    left_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Newest first."""
+
+    versions: tuple[VersionView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The server's whole view at one instant."""
+
+    epoch: Epoch
+    sessions: tuple[SessionView, ...]
+    versions: tuple[VersionView, ...]
+    holdings: tuple[HoldingView, ...]
+    waiting: tuple[WaitView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that changed.
+
+    kind: "published", "sealed", "readable", "hidden", "unpublished", "granted", "rerouted", "committed", "aborted",
+    "joined", "left", "expired", "conflict", "retired".
+    """
+
+    kind: str
+    model: ModelKey
+    version: Version | None
+    replica: str
+    shard: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request failed. `error` is a name from `errors.BY_NAME`."""
+
+    error: str
+    message: str
+    where: Where
+
+
+# ---------------------------------------------------------------- notices (id 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The group of a seat has a new incarnation: a shard restarted, died or left. Sequence numbers start again at 0."""
+
+    seat: Seat
+    group: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLost:
+    """The source of a filling is gone; the reader should reroute now instead of noticing by itself."""
+
+    seat: Seat
+    generation: Generation
+    source: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionAborted:
+    """A sibling failed after this shard was granted: stop pulling; `Done` would be refused."""
+
+    seat: Seat
+    group: int
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conflicted:
+    """What this seat published as `version` differs from what others published: it is offered to nobody."""
+
+    seat: Seat
+    generation: Generation
+    version: Version
+    reason: str
+
+
+Notice = Moved | SourceLost | TransactionAborted | Conflicted
+
+Reply = (
+    Welcome | Ok | Joined | Unpublished | Granted | Held | Committed | Found | Listing | StatusView | Event | Refused
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Client to server. `id` is unique in the session and never 0, except for one-way requests."""
+
+    id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Server to client. `id` 0 is a notice."""
+
+    id: int
+    reply: Reply | Notice
+
+
+__all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and value.__module__ == __name__]
+__all__ += ["DEFAULT_BUFFERS", "PROTOCOL", "UNVERIFIED", "Notice", "Reply", "Request"]

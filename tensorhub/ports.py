@@ -1,0 +1,122 @@
+"""The seams between what decides and what does: engines that move bytes, links that carry messages.
+
+Every implementation of a port passes the one conformance suite in `tests/conformance`. Exceptions of libraries are
+translated here, once: an engine raises `SourceFailed` or `EngineUnavailable`, a link `ServerUnavailable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorhub.messages import Answer, Call
+
+T = TypeVar("T")
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranges:
+    """A batch of one-sided reads: range i copies `nbytes[i]` bytes from `remote[i]` to `local[i]`.
+
+    Three arrays of equal length, shape (n,), dtype uint64; addresses are virtual addresses of the two processes.
+    No two local ranges overlap; no range is empty.
+    """
+
+    remote: U64
+    local: U64
+    nbytes: U64
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+
+class Engine(Protocol):
+    """Moves bytes one-sided. Safe to use from one event loop; its locator may be shown to anyone."""
+
+    #: "memory", "local", "tcp", ...: what users write for `engine=`.
+    name: str
+
+    def locate(self) -> bytes:
+        """How a peer's engine of the same name reaches this process; opaque to all others."""
+        ...
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Allow peers to read a range. Ranges may overlap; each `register` needs its own `deregister`. Never empty."""
+        ...
+
+    def deregister(self, address: int, nbytes: int) -> None:
+        """Undo one `register` of the same range: reads of bytes no longer registered fail."""
+        ...
+
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+        """Return when every byte of every range has landed; raise `SourceFailed` when the peer is dead, recycled, out of
+        reach of this range or too slow, `EngineUnavailable` when this engine cannot reach the peer at all.
+
+        After it returns or raises, nothing of this read touches local memory any more.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what runs and give everything back; idempotent."""
+        ...
+
+
+class Connection(Protocol):
+    """One open way to a server. Any method raises `ServerUnavailable` once the peer is gone."""
+
+    async def send(self, call: Call) -> None:
+        """Hand one call over, in order; waits only while the peer does not take more."""
+        ...
+
+    async def receive(self) -> Answer:
+        """The next answer or notice."""
+        ...
+
+    async def close(self) -> None:
+        """Idempotent; a waiting `receive` then raises."""
+        ...
+
+
+class Heart(Protocol):
+    """Keeps a session's lease alive, whatever the interpreter does."""
+
+    def acknowledged_ns(self) -> int:
+        """Monotonic time at which the last acknowledged beat was *sent*; 0 before the first."""
+        ...
+
+    def failed(self) -> str | None:
+        """Why beating ended (connection gone, session unknown to the server), or None while it goes on."""
+        ...
+
+    def stop(self) -> None:
+        """End it; idempotent, waits for its thread."""
+        ...
+
+
+class Link(Protocol):
+    """How to reach one server, again and again."""
+
+    #: What users wrote, for errors: "local", "grpc://host:port", ...
+    address: str
+
+    async def connect(self, timeout_s: float) -> Connection:
+        """A fresh connection, or `ServerUnavailable` saying what was tried."""
+        ...
+
+    async def beat(self, session: bytes, interval_ns: int) -> Heart:
+        """Start beating for a session that has said Hello."""
+        ...
+
+
+class Offload(Protocol):
+    """Where blocking work (digests, copies) runs: a thread pool, or inline under virtual time."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work()`, which touches no event loop."""
+        ...
