@@ -106,7 +106,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Take a seat. Refused with `SeatTaken` while another live session holds it, `LayoutMismatch` when `shards` differ."""
+    """Take a seat: `SeatTaken` while another live session holds it, `LayoutMismatch` when `shards` differ."""
 
     seat: Seat
     shards: int

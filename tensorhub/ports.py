@@ -55,8 +55,10 @@ class Engine(Protocol):
         ...
 
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
-        """Return when every byte of every range has landed; raise `SourceFailed` when the peer is dead, recycled, out of
-        reach of this range or too slow, `EngineUnavailable` when this engine cannot reach the peer at all.
+        """Return when every byte of every range has landed.
+
+        `SourceFailed` when the peer is dead, recycled, too slow, or does not serve a range; `EngineUnavailable` when
+        this engine cannot reach the peer at all.
 
         After it returns or raises, nothing of this read touches local memory any more.
         """
