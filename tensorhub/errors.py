@@ -21,7 +21,7 @@ Nothing here decides anything. Errors survive pickling (Ray ships them) and the 
     ├── Unavailable               the world failed; carries what was tried; may be retried
     │   ├── ServerUnavailable     no reference server answers
     │   ├── VersionUnavailable    nobody can serve the version any more
-    │   ├── WaitTimeout           no version matched the selector in time
+    │   ├── WaitTimeout           the deadline passed: no version matched, or the transfer was not complete
     │   ├── DrainTimeout          readers still read at the deadline; the version stays hidden
     │   ├── SourceFailed          a source died, stalled or served wrong bytes and no other is left
     │   ├── GroupAborted          another shard of this replica failed
@@ -165,7 +165,7 @@ class VersionUnavailable(Unavailable):
 
 
 class WaitTimeout(Unavailable):
-    """No version matched the selector in time."""
+    """The deadline passed: no version matched, or the transfer was not complete."""
 
 
 class DrainTimeout(Unavailable):

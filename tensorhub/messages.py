@@ -339,6 +339,8 @@ class Granted:
     source: Reference
     #: Why this source: for people.
     reason: str
+    #: How long the grant waited for this seat's own old readers.
+    drained_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,91 @@
+"""The seam between the client's logic and the tensors of a framework: what a registered buffer set must offer.
+
+`registry.py` implements it for torch; the simulation implements it over plain bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tensorhub.errors import Where
+from tensorhub.pipeline.manifest import Manifest
+from tensorhub.pipeline.memory_map import MemoryMap
+
+
+class Buffers(Protocol):
+    """One set of registered tensors of a process, mapped onto one manifest."""
+
+    @property
+    def name(self) -> str:
+        """What the user called the set; "a" by default."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def memory(self) -> MemoryMap:
+        """Where each byte of the stream lies in this process; tiles the stream exactly."""
+        ...
+
+    @property
+    def regions(self) -> Sequence[tuple[int, int]]:
+        """(address, nbytes) to register with engines: per allocation, coalesced, never empty."""
+        ...
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of staging memory held beside the tensors themselves."""
+        ...
+
+    def counters(self) -> Sequence[int | None]:
+        """One write counter per tensor (torch's `_version`), None where there is none."""
+        ...
+
+    def check_in_place(self, where: Where) -> None:
+        """Raise `UsageError` naming each tensor whose memory is no longer where it was registered."""
+        ...
+
+    def check_writable(self, where: Where) -> None:
+        """Raise `UnsupportedTensor` naming each tensor that cannot be a destination."""
+        ...
+
+    def changed(self, before: Sequence[int | None]) -> list[str]:
+        """Names of the tensors written to since `before = counters()`."""
+        ...
+
+    def stage(self) -> None:
+        """Gather tiny and strided tensors into staging memory, before it is digested or served."""
+        ...
+
+    def install(self) -> None:
+        """Bring what landed in staging memory to the tensors: scatter, copies of tied names."""
+        ...
+
+    def adopt(self, theirs: Manifest, where: Where) -> Buffers:
+        """The same tensors mapped onto a compatible manifest with other aliases. `LayoutMismatch` lists differences."""
+        ...
+
+    def subset(self, names: Sequence[str], theirs: Manifest, where: Where) -> Selection:
+        """A destination for exactly these names of `theirs`."""
+        ...
+
+
+class Selection(Protocol):
+    """A subset of a version as destination: chunks to pull, memory to pull them to, and what to do afterwards."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def memory(self) -> MemoryMap:
+        """Covers exactly the chosen chunks."""
+        ...
+
+    @property
+    def chunks(self) -> Sequence[tuple[int, int]]:
+        """[first, last) chunk spans in stream order."""
+        ...
+
+    def install(self) -> None: ...

@@ -1,0 +1,390 @@
+"""The public object: one shard of one replica, as its process uses it.
+
+Every method is synchronous, has a deadline in seconds, and may be called from any one thread at a time; the work is
+done by `client/member.py` on the runtime's loop. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from tensorhub.client.member import Member
+from tensorhub.client.results import Replication, Transfer
+from tensorhub.client.runtime import Runtime, close_at_exit
+from tensorhub.client.session import Session
+from tensorhub.errors import BadRequest, Broken, Closed
+from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
+from tensorhub.types import (
+    DEFAULT_BUFFERS,
+    DEFAULT_LINEAGE,
+    ID_BYTES,
+    SHARDS_MAX,
+    Location,
+    ModelKey,
+    ReplicaId,
+    Seat,
+    Selector,
+    check_name,
+    parse_selector,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor] | torch.nn.Module
+
+NS = 1_000_000_000
+#: Beyond a call's own deadline, see `client/member.py`.
+REPLY_MARGIN_S = 1.0
+#: A server that is away must not hold up the end of a process.
+CLOSE_S = 5.0
+
+Digests = Literal["background", "now", "off"]
+
+
+class Hub:
+    """A seat in a model: made by `tensorhub.open`, a context manager, closed at exit.
+
+    `publish` what is registered, or `replicate` into it. Tensors are written in place, their `data_ptr` never changes.
+    """
+
+    def __init__(self, runtime: Runtime, member: Member, server: str, preference: tuple[str, ...]) -> None:
+        self._runtime = runtime
+        self._member = member
+        self._server = server
+        self._preference = preference
+        self._closed = False
+        self._forget = close_at_exit(self.close)
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{name}: {slot.describe()}" for name, slot in self._member.slots.items()) or "unregistered"
+        return f"<tensorhub.Hub {self._member.seat.model} {self._member.seat} {states}>"
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ tensors
+
+    def register(self, tensors: Tensors, *, buffers: str = DEFAULT_BUFFERS) -> None:
+        """Name the tensors to publish from or replicate into: a mapping of names to tensors, or an nn.Module.
+
+        Once per set of memory; again after tensors were allocated anew. `buffers` names a second set for double
+        buffering. Raises `UnsupportedTensor` listing every tensor without plain memory of its own.
+        """
+        from tensorhub.client import registry
+
+        check_name("buffers", buffers)
+        fresh = registry.register(tensors, name=buffers, where=self._member.where)
+        self._on_loop(_call(lambda: self._member.register(fresh)), CLOSE_S)
+
+    def publish(
+        self,
+        *,
+        version: int,
+        buffers: str = DEFAULT_BUFFERS,
+        digest: Digests = "background",
+        timeout: float = 30.0,
+    ) -> None:
+        """Announce the registered tensors as `version`, in place; returns in milliseconds, whatever their size.
+
+        From now on they are immutable until `unpublish`. Digests follow in the background, readers start at once below
+        them. `digest="now"` digests first, so that no write can slip in between, at the cost of one pass;
+        `digest="off"` gives verification up, visibly. Raises `AlreadyPublished`, `VersionOrder`, `VersionConflict`,
+        `NotRegistered`, `Busy`, `ServerUnavailable`.
+        """
+        if digest not in ("background", "now", "off"):
+            raise BadRequest(f"digest is 'background', 'now' or 'off', not {digest!r}")
+        self._on_loop(self._member.publish(version, buffers, digest, timeout), timeout)
+
+    def unpublish(self, *, timeout: float = 30.0, abandon: bool = False, buffers: str = DEFAULT_BUFFERS) -> None:
+        """Hide, drain, return: now the optimizer may write.
+
+        Raises `DrainTimeout` (and stays hidden) when readers are left after `timeout` seconds, `ContractBroken` when a
+        tensor was written to while published, `VersionConflict` when others published the same version with other
+        bytes. `abandon=True` does not wait: readers that overlap fail untorn.
+        """
+        self._on_loop(self._member.unpublish(buffers, timeout, abandon=abandon), timeout)
+
+    def replicate(
+        self,
+        version: object = "latest",
+        *,
+        timeout: float = 60.0,
+        only: Iterable[str] | None = None,
+        buffers: str = DEFAULT_BUFFERS,
+    ) -> Replication:
+        """Pull a version into the registered tensors, verify every byte, then serve it.
+
+        `version`: an int, "latest", "latest-1", `AtLeast(7)`, `Newest(staleness=2)`. Waits until a match exists. All
+        shards of the replica get the same version; returns after the whole group has committed. `only` updates exactly
+        the named tensors, serves nobody, and leaves `hub.version` at None. On failure the tensors count as torn, unless
+        not a byte was written.
+        """
+        selector = parse_selector(version)
+        names = None if only is None else self._names(only)
+        return self._on_loop(self._member.replicate(selector, buffers, timeout, names), timeout)
+
+    def suspend(self, *, timeout: float = 30.0) -> None:
+        """Before an engine frees its weights: leave the source pool, drain, deregister. Use after it is an error."""
+        self._on_loop(self._member.suspend(timeout), timeout)
+
+    def resume(self, tensors: Tensors, *, buffers: str = DEFAULT_BUFFERS) -> None:
+        """After the engine has its weights again, perhaps elsewhere. They hold no version until a fresh replicate."""
+        from tensorhub.client import registry
+
+        fresh = registry.register(tensors, name=buffers, where=self._member.where)
+        self._on_loop(_call(lambda: self._member.resume([fresh])), CLOSE_S)
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def closed(self) -> bool:
+        """True after `close()`, and in a forked child."""
+        return self._closed or self._runtime.pid != os.getpid()
+
+    @property
+    def version(self) -> int | None:
+        """What the registered tensors (set "a") hold now, whole; None while filling, torn or unregistered."""
+        slot = self._member.slots.get(DEFAULT_BUFFERS)
+        return slot.version.number if slot is not None and slot.version is not None else None
+
+    @property
+    def state(self) -> dict[str, str]:
+        """{buffers: state in words}, for example `torn(target 7, previous 6)`."""
+        return {name: slot.describe() for name, slot in self._member.slots.items()}
+
+    @property
+    def staged_bytes(self) -> int:
+        """Staging memory held beside the registered tensors, for tiny and strided ones."""
+        return sum(slot.holding.buffers.staged_bytes for slot in self._member.slots.values())
+
+    def progress(self, *, buffers: str = DEFAULT_BUFFERS) -> Transfer | None:
+        """The running replicate of a buffer set, or None. Cheap, from any thread."""
+        slot = self._member.slots.get(buffers)
+        transfer = slot.transfer if slot is not None else None
+        return transfer() if transfer is not None else None
+
+    def versions(self, *, timeout: float = 10.0) -> list[VersionView]:
+        """All versions of this model that the server knows, newest first."""
+        reply = self._on_loop(self._member.session.call(List(self._member.seat.model), timeout), timeout)
+        return list(_expect(reply, Listing).versions)
+
+    def status(self, *, timeout: float = 10.0) -> StatusView:
+        """Sessions, versions, holdings and waits of this model, as the server sees them."""
+        reply = self._on_loop(self._member.session.call(Status(self._member.seat.model), timeout), timeout)
+        return _expect(reply, StatusView)
+
+    def wait(self, version: object = "latest", *, timeout: float = 60.0) -> int:
+        """Block until a version matches, without pulling it; its number. Raises `WaitTimeout`."""
+        member = self._member
+        request = Wait(member.seat.model, parse_selector(version), member.location, int(timeout * NS))
+        reply = self._on_loop(member.session.call(request, timeout + REPLY_MARGIN_S), timeout + REPLY_MARGIN_S)
+        return _expect(reply, Found).version.number
+
+    def watch(self, *, timeout: float = 60.0) -> Iterator[Event]:
+        """Changes of this model as they happen, until none comes for `timeout` seconds."""
+        events = self._member.session.watch(self._member.seat.model)
+        try:
+            while True:
+                try:
+                    yield self._on_loop(_next(events, timeout), timeout)
+                except (StopAsyncIteration, TimeoutError):
+                    return
+        finally:
+            if not self._closed:
+                self._on_loop(events.aclose(), CLOSE_S)
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Give up the seat; readers go elsewhere. Idempotent. Call `unpublish` first to let them finish."""
+        if self._closed or self._runtime.pid != os.getpid():
+            return
+        self._closed = True
+        self._forget()
+        try:
+            self._runtime.run(_close(self._runtime, self._member, self._server, self._preference), CLOSE_S * 3)
+        finally:
+            self._runtime.release()
+
+    def _on_loop(self, work: Any, timeout_s: float) -> Any:
+        if self._closed:
+            work.close()
+            raise Closed("the hub is closed; open a new one", self._member.where)
+        return self._runtime.run(work, timeout_s)
+
+    def _names(self, only: Iterable[str]) -> Sequence[str]:
+        names = [only] if isinstance(only, str) else list(only)
+        if not names:
+            raise BadRequest("only=[] names no tensor; leave it out to replicate all", self._member.where)
+        return names
+
+
+def open(  # noqa: A001  a public name, as in gzip and tarfile
+    model: str,
+    *,
+    replica: str,
+    shard: int = 0,
+    shards: int = 1,
+    server: str | None = None,
+    job: str | None = None,
+    engine: str | Sequence[str] = "auto",
+    spot: bool = False,
+    location: str | None = None,
+    lineage: str | None = None,
+    layout: str = "",
+    timeout: float = 30.0,
+) -> Hub:
+    """Take the seat of shard `shard` of `shards` in `replica`.
+
+    `server`: "local" (default; or TENSORHUB_SERVER), "local:NAME", "ray://NAME", "grpc://HOST:PORT". `job` separates
+    runs on one cluster (TENSORHUB_JOB, else Ray's job, else "default"). `spot` marks a replica that may vanish.
+    `location` is "dc/rack/host" (TENSORHUB_LOCATION). A trainer that resumes from a checkpoint opens a new `lineage`
+    (TENSORHUB_LINEAGE). `layout` names how the model is cut into shards; different ones do not mix. Raises `SeatTaken`,
+    `LayoutMismatch`, `BadRequest`, `ServerUnavailable`.
+    """
+    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
+        raise BadRequest(f"shards must be an int from 1 to {SHARDS_MAX}, not {shards!r}")
+    if isinstance(shard, bool) or not isinstance(shard, int) or not 0 <= shard < shards:
+        raise BadRequest(f"shard must be an int from 0 to {shards - 1}, not {shard!r}")
+    key = ModelKey(check_name("job", job or default_job()), check_name("model", model))
+    seat = Seat(key, ReplicaId(check_name("replica", replica)), shard)
+    place = Location.parse(location if location is not None else os.environ.get("TENSORHUB_LOCATION", ""))
+    branch = check_name("lineage", lineage or os.environ.get("TENSORHUB_LINEAGE") or DEFAULT_LINEAGE)
+    address = default_server(server)
+    preference = (engine,) if isinstance(engine, str) else tuple(engine)
+    runtime = Runtime.acquire()
+    try:
+        member = runtime.run(
+            _join(runtime, address, preference, seat, shards, layout, branch, spot, place, timeout), timeout
+        )
+    except BaseException:
+        runtime.release()
+        raise
+    return Hub(runtime, member, address, preference)
+
+
+def default_server(server: str | None) -> str:
+    """The server to use when the caller names none."""
+    return server or os.environ.get("TENSORHUB_SERVER") or "local"
+
+
+def default_job() -> str:
+    """TENSORHUB_JOB, else the id of the Ray job this process runs in, else "default"."""
+    named = os.environ.get("TENSORHUB_JOB")
+    if named:
+        return named
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return f"ray-{ray.get_runtime_context().get_job_id()}"
+    return "default"
+
+
+def server_status(
+    *, server: str | None = None, model: str | None = None, job: str | None = None, timeout: float = 10.0
+) -> StatusView:
+    """What a server knows, of one model or of all, without taking a seat."""
+    return _expect(_ask(server, Status(_key(model, job)), timeout), StatusView)
+
+
+def server_versions(
+    *, server: str | None = None, model: str | None = None, job: str | None = None, timeout: float = 10.0
+) -> tuple[VersionView, ...]:
+    """The versions a server knows, of one model or of all, without taking a seat."""
+    return _expect(_ask(server, List(_key(model, job)), timeout), Listing).versions
+
+
+def _key(model: str | None, job: str | None) -> ModelKey | None:
+    return None if model is None else ModelKey(job or default_job(), check_name("model", model))
+
+
+def _ask(server: str | None, request: Status | List, timeout_s: float) -> object:
+    address = default_server(server)
+    runtime = Runtime.acquire()
+    try:
+        return runtime.run(_ask_once(runtime, address, request, timeout_s), timeout_s)
+    finally:
+        runtime.release()
+
+
+async def _ask_once(runtime: Runtime, address: str, request: Status | List, timeout_s: float) -> object:
+    session = await runtime.session(address, timeout_s)
+    try:
+        return await session.call(request, timeout_s)
+    finally:
+        await runtime.leave_session(address, CLOSE_S)
+
+
+async def _join(
+    runtime: Runtime,
+    address: str,
+    preference: tuple[str, ...],
+    seat: Seat,
+    shards: int,
+    layout: str,
+    lineage: str,
+    spot: bool,
+    location: Location,
+    timeout_s: float,
+) -> Member:
+    session: Session = await runtime.session(address, timeout_s)
+    engines = None
+    try:
+        engines = runtime.engines(preference)
+        member = Member(
+            session,
+            engines,
+            runtime.foreground,
+            runtime.background,
+            seat,
+            shards,
+            layout,
+            lineage,
+            spot,
+            location,
+            lambda: secrets.token_bytes(ID_BYTES),
+        )
+        await member.join(timeout_s)
+        return member
+    except BaseException:
+        if engines is not None:
+            await runtime.leave_engines(preference)
+        await runtime.leave_session(address, CLOSE_S)
+        raise
+
+
+async def _close(runtime: Runtime, member: Member, address: str, preference: tuple[str, ...]) -> None:
+    await member.close(CLOSE_S)
+    await runtime.leave_engines(preference)
+    await runtime.leave_session(address, CLOSE_S)
+
+
+async def _call(work: Any) -> Any:
+    return work()
+
+
+async def _next(events: Any, timeout_s: float) -> Event:
+    import asyncio
+
+    async with asyncio.timeout(timeout_s):
+        event: Event = await anext(events)
+        return event
+
+
+def _expect(reply: object, kind: type[Any]) -> Any:
+    if not isinstance(reply, kind):
+        raise Broken(f"expected {kind.__name__}, the server answered {reply!r}")
+    return reply
+
+
+__all__ = ["Hub", "Selector", "default_job", "default_server", "open", "server_status", "server_versions"]

@@ -1,0 +1,441 @@
+"""One shard of one replica, as a client: what its buffer sets hold, and the asynchronous form of every hub call.
+
+This module owns the client's truth. Each buffer set is a `Slot`; its state changes here and nowhere else:
+
+    empty --publish--> published --unpublish--> empty          (hidden in between, while readers drain)
+    empty/complete --replicate--> filling --commit--> complete
+                                          --failure, first byte landed--> torn --replicate--> filling
+    complete --unpublish--> empty         anything --suspend--> suspended --resume--> empty
+
+It never blocks a thread and knows no clock but the loop's, so that the simulation runs it unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from tensorhub.client.buffers import Buffers
+from tensorhub.client.holding import Holding
+from tensorhub.client.publication import Publication
+from tensorhub.client.results import Replication, Transfer
+from tensorhub.client.session import Session
+from tensorhub.errors import (
+    AlreadyPublished,
+    Broken,
+    Busy,
+    Closed,
+    ContractBroken,
+    DrainTimeout,
+    NotPublished,
+    NotRegistered,
+    TensorHubError,
+    Unavailable,
+    UsageError,
+    VersionConflict,
+    Where,
+)
+from tensorhub.messages import (
+    Claim,
+    Conflicted,
+    Done,
+    Join,
+    Joined,
+    Leave,
+    Moved,
+    Notice,
+    Publish,
+    Seal,
+    SourceLost,
+    TransactionAborted,
+    Unpublish,
+    Unpublished,
+)
+from tensorhub.ports import Engine, Offload
+from tensorhub.types import (
+    NO_GENERATION,
+    UNVERIFIED,
+    Digest,
+    Generation,
+    Location,
+    Seat,
+    Selector,
+    Version,
+    check_version,
+)
+
+#: Beyond a call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
+REPLY_MARGIN_S = 1.0
+NS = 1_000_000_000
+
+
+class State(enum.Enum):
+    """What a buffer set holds, see the drawing above."""
+
+    EMPTY = "empty"
+    PUBLISHED = "published"
+    FILLING = "filling"
+    COMPLETE = "complete"
+    TORN = "torn"
+    SUSPENDED = "suspended"
+
+
+@dataclass(slots=True)
+class Slot:
+    """One buffer set of this member."""
+
+    buffers: Buffers
+    holding: Holding
+    state: State = State.EMPTY
+    #: What the registered tensors hold, whole; None unless published or complete.
+    version: Version | None = None
+    #: What is, or was last, being filled in; and what was there before.
+    target: Version | None = None
+    previous: Version | None = None
+    root: Digest = UNVERIFIED
+    verified: bool = True
+    #: Offered to nobody while readers drain, or because a drain timed out.
+    hidden: bool = False
+    publication: Publication | None = None
+    task: asyncio.Task[None] | None = None
+    #: Source generation of the running filling, for a restarted server.
+    upstream: Generation = NO_GENERATION
+    #: The operation that runs on this slot, in words; a second one is refused.
+    running: str | None = None
+    #: Notices for the running replicate.
+    notices: asyncio.Queue[Notice] | None = None
+    transfer: Callable[[], Transfer] | None = None
+    #: A `Done` whose answer was lost: to be asked again before anything else.
+    pending: Done | None = None
+
+    def describe(self) -> str:
+        """The state in words, for errors: `torn(target 7, previous 6)`."""
+        match self.state:
+            case State.FILLING | State.TORN:
+                return f"{self.state.value}(target {self.target}, previous {self.previous})"
+            case State.PUBLISHED | State.COMPLETE:
+                return f"{'hidden ' if self.hidden else ''}{self.state.value} {self.version}"
+            case _:
+                return self.state.value
+
+
+@dataclass(slots=True)
+class Member:
+    """A seat that is taken, with its buffer sets. Made by `join`."""
+
+    session: Session
+    engines: Sequence[Engine]
+    #: Foreground work (verify, install) and background work (digests of a publisher).
+    offload: Offload
+    background: Offload
+    seat: Seat
+    shards: int
+    layout: str
+    lineage: str
+    spot: bool
+    location: Location
+    #: Fresh random ids; a parameter so that a simulation is deterministic.
+    fresh: Callable[[], bytes]
+    #: False lets a reader and its source be of one process; True is for tests of an engine alone.
+    preference: tuple[str, ...] = ()
+    slots: dict[str, Slot] = field(default_factory=dict)
+    group: int = 0
+    sequence: int = 0
+    closed: bool = False
+    #: What a replicate with `only=` keeps from being a version: shown in errors.
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def where(self) -> Where:
+        return Where(model=str(self.seat.model), replica=self.seat.replica, shard=self.seat.shard, shards=self.shards)
+
+    async def join(self, timeout_s: float) -> None:
+        """Take the seat; `SeatTaken` while another live process holds it."""
+        self.session.subscribe(self.seat, self._notice, self._join_request)
+        try:
+            joined = await self.session.call(self._join_request(), timeout_s)
+        except BaseException:
+            self.session.unsubscribe(self.seat)
+            raise
+        if not isinstance(joined, Joined):
+            raise Broken(f"Join was answered by {joined!r}", self.where)
+        self.group, self.sequence = joined.group, joined.sequence
+
+    def register(self, buffers: Buffers) -> None:
+        """Name a set of tensors; again under the same name replaces it, when nothing of it is shown."""
+        old = self.slots.get(buffers.name)
+        if old is not None:
+            self._refuse_shown(old, "register again")
+            old.holding.close()
+        self.slots[buffers.name] = Slot(buffers, Holding(buffers, self.engines, self.session.id))
+
+    def slot(self, name: str) -> Slot:
+        """The buffer set of that name, usable; or the error that says why not."""
+        if self.closed:
+            raise Closed("the hub is closed; open a new one", self.where)
+        slot = self.slots.get(name)
+        if slot is None:
+            known = ", ".join(repr(known) for known in self.slots) or "none"
+            raise NotRegistered(
+                f"no tensors are registered as buffers {name!r} (registered: {known}); call register()", self.where
+            )
+        if slot.state is State.SUSPENDED:
+            raise UsageError(
+                f"buffers {name!r} are suspended; call resume() after the engine has its weights again", self.where
+            )
+        return slot
+
+    # ------------------------------------------------------------ publish
+
+    async def publish(self, number: int, name: str, digest: str, timeout_s: float) -> None:
+        """Announce in place; digests follow in the background (`digest="background"`), come first ("now"), or never."""
+        version = Version(self.lineage, check_version(number))
+        with self._exclusive(name, "publish") as slot:
+            await self._publish(slot, version, digest, timeout_s)
+
+    async def _publish(self, slot: Slot, version: Version, digest: str, timeout_s: float) -> None:
+        name = slot.buffers.name
+        where = Where(version=str(version)).over(self.where)
+        if slot.state in (State.PUBLISHED, State.COMPLETE):
+            raise AlreadyPublished(
+                f"buffers {name!r} are shown as version {slot.version}; call unpublish() before publishing {version}",
+                where,
+            )
+        slot.buffers.check_in_place(where)
+        if slot.holding.buffers is not slot.buffers:
+            # A replicate had adopted another publisher's aliases; what we publish has our own.
+            slot.holding.close()
+            slot.holding = Holding(slot.buffers, self.engines, self.session.id)
+        publication = Publication(slot.holding, where, self.background, slot.buffers.counters())
+        verified = digest != "off"
+        slot.holding.end()  # what a replicate with an unknown outcome left
+        slot.holding.begin(Generation(self.fresh()), digests=verified)
+        slot.pending = None
+        try:
+            if digest == "now":
+                await publication.run(digests=True)
+            request = Publish(
+                self.seat,
+                name,
+                version,
+                slot.holding.generation,
+                slot.holding.content(verified),
+                slot.holding.locators,
+                slot.holding.exposure,
+            )
+            await self.session.call(request, timeout_s)
+        except BaseException:
+            slot.holding.end()
+            raise
+        slot.state, slot.version, slot.verified, slot.hidden = State.PUBLISHED, version, verified, False
+        slot.root, slot.publication, slot.target, slot.previous = UNVERIFIED, publication, None, None
+        slot.task = self._spawn(self._finish_publication(slot, publication, verified, timeout_s))
+
+    async def _finish_publication(self, slot: Slot, publication: Publication, verified: bool, timeout_s: float) -> None:
+        """Digest, then seal. A broken contract or a conflict is kept for the publisher's next call."""
+        try:
+            root = publication.root if publication.root is not None else await publication.run(digests=verified)
+            if root is None or not verified:
+                return
+            await self.session.call(Seal(self.seat, publication.holding.generation, root), timeout_s)
+            slot.root = root
+        except ContractBroken:
+            await self._withdraw_quietly(slot)
+        except VersionConflict as conflict:
+            publication.broken = publication.broken or conflict
+        except Unavailable:
+            # The server is away: `rejoin` claims the root again once it is back.
+            slot.root = publication.root or UNVERIFIED
+
+    async def _withdraw_quietly(self, slot: Slot) -> None:
+        """Nobody may start to read what its publisher spoils; who reads already fails untorn."""
+        slot.hidden = True
+        try:
+            await self.session.call(Unpublish(self.seat, slot.buffers.name, 0, abandon=True), REPLY_MARGIN_S)
+        except TensorHubError:
+            return
+
+    # ------------------------------------------------------------ unpublish
+
+    async def unpublish(self, name: str, timeout_s: float, *, abandon: bool) -> None:
+        """Hide, drain, invalidate. `DrainTimeout` leaves it hidden; `abandon` returns at once."""
+        with self._exclusive(name, "unpublish") as slot:
+            await self._unpublish(slot, timeout_s, abandon=abandon)
+
+    async def _unpublish(self, slot: Slot, timeout_s: float, *, abandon: bool) -> None:
+        name = slot.buffers.name
+        if slot.state not in (State.PUBLISHED, State.COMPLETE):
+            raise NotPublished(f"buffers {name!r} are {slot.describe()}: there is nothing to unpublish", self.where)
+        where = Where(version=str(slot.version)).over(self.where)
+        slot.hidden = True
+        readers: tuple[str, ...] = ()
+        request = Unpublish(self.seat, name, int(timeout_s * NS), abandon)
+        try:
+            reply = await self.session.call(request, timeout_s + (0 if abandon else REPLY_MARGIN_S))
+            readers = reply.readers if isinstance(reply, Unpublished) else ()
+        except NotPublished:
+            pass  # a server that restarted, or that withdrew it after a conflict, has forgotten it: it is hidden
+        except DrainTimeout as error:
+            raise error.at(where) from None
+        except Unavailable as error:
+            if not abandon:
+                raise DrainTimeout(f"nobody could confirm that all readers are gone: {error.message}", where) from error
+        await self._take_back(slot)
+        self._raise_if_broken(slot, readers, where)
+
+    async def _take_back(self, slot: Slot) -> None:
+        """The last step of an unpublish: end the generation, stop the digests; the tensors are the user's again."""
+        slot.holding.end()
+        if slot.publication is not None:
+            slot.publication.stopped = True
+        if slot.task is not None:
+            await asyncio.wait([slot.task])
+            slot.task = None
+        slot.state, slot.version, slot.hidden, slot.root = State.EMPTY, None, False, UNVERIFIED
+
+    def _raise_if_broken(self, slot: Slot, readers: tuple[str, ...], where: Where) -> None:
+        publication, slot.publication = slot.publication, None
+        if publication is None:
+            return
+        if publication.broken is None:
+            with suppress(ContractBroken):
+                publication.check()
+        if isinstance(publication.broken, VersionConflict):
+            raise publication.broken.at(where)
+        if publication.broken is not None:
+            who = f"; it was read by {', '.join(readers)}" if readers else "; nobody read it"
+            raise ContractBroken(publication.broken.message + who, publication.broken.where.over(where))
+
+    # ------------------------------------------------------------ replicate
+
+    async def replicate(
+        self, selector: Selector, name: str, timeout_s: float, only: Sequence[str] | None
+    ) -> Replication:
+        """Pull a version into the registered tensors, then serve it. See `client/pull.py`."""
+        from tensorhub.client.pull import Pull
+
+        with self._exclusive(name, "replicate") as slot:
+            if slot.state is State.PUBLISHED:
+                raise AlreadyPublished(
+                    f"buffers {name!r} are published as version {slot.version}; unpublish before replicating into them",
+                    self.where,
+                )
+            slot.buffers.check_in_place(self.where)
+            slot.buffers.check_writable(self.where)
+            return await Pull(self, slot, selector, timeout_s, only).run()
+
+    # ------------------------------------------------------------ suspend, close
+
+    async def suspend(self, timeout_s: float) -> None:
+        """Leave the source pool, drain, and deregister every buffer set, before its memory is freed."""
+        for slot in self.slots.values():
+            self._refuse_busy(slot, "suspend")
+        for name, slot in self.slots.items():
+            if slot.state in (State.PUBLISHED, State.COMPLETE):
+                await self.unpublish(name, timeout_s, abandon=False)
+        for slot in self.slots.values():
+            slot.holding.close()
+            slot.state, slot.version = State.SUSPENDED, None
+
+    def resume(self, buffers: Sequence[Buffers]) -> None:
+        """The engine has its weights again, perhaps elsewhere: every set is registered afresh and holds nothing."""
+        missing = set(self.slots) - {fresh.name for fresh in buffers}
+        if missing:
+            raise NotRegistered(f"resume() needs tensors for buffers {', '.join(sorted(missing))}", self.where)
+        for fresh in buffers:
+            self.slots[fresh.name] = Slot(fresh, Holding(fresh, self.engines, self.session.id))
+
+    async def close(self, timeout_s: float) -> None:
+        """Give up the seat: readers go elsewhere. Idempotent; never raises for a server that is away."""
+        if self.closed:
+            return
+        self.closed = True
+        with suppress(TensorHubError):  # the lease ends what cannot be said
+            await self.session.call(Leave(self.seat), timeout_s)
+        self.session.unsubscribe(self.seat)
+        for slot in self.slots.values():
+            if slot.publication is not None:
+                slot.publication.stopped = True
+            slot.holding.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------ what the session tells us
+
+    def _notice(self, notice: Notice) -> None:
+        match notice:
+            case Moved(group=group):
+                self.group, self.sequence = group, 0
+            case SourceLost() | TransactionAborted():
+                for slot in self.slots.values():
+                    if slot.notices is not None:
+                        slot.notices.put_nowait(notice)
+            case Conflicted(generation=generation, reason=reason):
+                for slot in self.slots.values():
+                    if slot.publication is not None and slot.holding.generation == generation:
+                        slot.publication.broken = VersionConflict(reason, self.where)
+
+    def _join_request(self) -> Join:
+        claims = tuple(
+            claim for name, slot in sorted(self.slots.items()) if (claim := self._claim(name, slot)) is not None
+        )
+        return Join(self.seat, self.shards, self.layout, self.spot, self.location, claims)
+
+    def _claim(self, name: str, slot: Slot) -> Claim | None:
+        version = slot.version if slot.state in (State.PUBLISHED, State.COMPLETE) else slot.target
+        shown = slot.state in (State.PUBLISHED, State.COMPLETE, State.FILLING)
+        if not shown or slot.hidden or version is None or slot.holding.generation == NO_GENERATION:
+            return None
+        holding = slot.holding
+        return Claim(
+            name,
+            version,
+            holding.generation,
+            holding.content(slot.verified),
+            slot.root,
+            slot.state is State.COMPLETE,
+            slot.state is State.PUBLISHED,
+            holding.watermark,
+            slot.upstream,
+            holding.locators,
+            holding.exposure,
+        )
+
+    # ------------------------------------------------------------ helpers
+
+    @contextmanager
+    def _exclusive(self, name: str, what: str) -> Iterator[Slot]:
+        """The usable slot of that name, for one operation at a time."""
+        slot = self.slot(name)
+        self._refuse_busy(slot, what)
+        slot.running = what
+        try:
+            yield slot
+        finally:
+            slot.running = None
+
+    def _refuse_busy(self, slot: Slot, what: str) -> None:
+        if slot.running is not None:
+            raise Busy(
+                f"cannot {what} buffers {slot.buffers.name!r}: {slot.running} is running on them "
+                f"(now {slot.describe()}); one operation at a time, call again when it has returned",
+                self.where,
+            )
+
+    def _refuse_shown(self, slot: Slot, what: str) -> None:
+        self._refuse_busy(slot, what)
+        if slot.state in (State.PUBLISHED, State.COMPLETE):
+            raise AlreadyPublished(
+                f"buffers {slot.buffers.name!r} are {slot.describe()}; unpublish before you {what}", self.where
+            )
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

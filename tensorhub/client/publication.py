@@ -1,0 +1,89 @@
+"""The background half of a publish: stage, digest, raise the watermark; notice a publisher that writes meanwhile.
+
+It decides how far readers may read, chunk by chunk, and says at the end what the version's root digest is. It never
+talks to the server and never touches the tensors' contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorhub import native
+from tensorhub.client.holding import Holding
+from tensorhub.errors import ContractBroken, VersionConflict, Where
+from tensorhub.pipeline.digest import root_digest
+from tensorhub.ports import Offload
+from tensorhub.types import UNVERIFIED, Digest
+
+#: The first batch is small, so that readers can start at once; each next is twice as large, up to the second limit,
+#: which bounds how long a trainer that holds the interpreter lock can delay the batch after it.
+FIRST_BATCH_BYTES = 4 << 20
+BATCH_BYTES_MAX = 128 << 20
+#: Names listed in an error; the rest is counted.
+NAMES_SHOWN_MAX = 8
+
+
+@dataclass(slots=True)
+class Publication:
+    """One publish of one holding. `counters` are the tensors' write counters as they were when it was called."""
+
+    holding: Holding
+    where: Where
+    offload: Offload
+    counters: Sequence[int | None]
+    #: Set by the owner to end the job early: nobody needs the rest.
+    stopped: bool = False
+    #: Set once everything may be read.
+    root: Digest | None = None
+    #: What the publisher hears at its next call: it wrote meanwhile, or others published something else.
+    broken: ContractBroken | VersionConflict | None = None
+
+    async def run(self, *, digests: bool) -> Digest | None:
+        """Make everything readable, in order; the root digest, or None when stopped early.
+
+        `ContractBroken`, also kept in `broken`, when a tensor was written to before its chunk was digested: the
+        watermark then stays below it.
+        """
+        await self.offload.run(self.holding.buffers.stage)
+        ends = self.holding.manifest.chunk_ends
+        if not digests:
+            self.check()
+            self.holding.raise_to(len(ends))
+            self.root = UNVERIFIED
+            return self.root
+        start, batch_bytes = 0, FIRST_BATCH_BYTES
+        while start < len(ends) and not self.stopped:
+            begin = int(ends[start - 1]) if start else 0
+            stop = min(int(np.searchsorted(ends, begin + batch_bytes, side="right")), len(ends))
+            stop = max(stop, start + 1)
+            await self.offload.run(_digest_span(self.holding, start, stop))
+            if self.stopped:
+                return None
+            self.check()
+            self.holding.raise_to(stop)
+            start, batch_bytes = stop, min(batch_bytes * 2, BATCH_BYTES_MAX)
+        if start < len(ends):
+            return None
+        self.root = root_digest(self.holding.manifest.digest, self.holding.digests)
+        return self.root
+
+    def check(self) -> None:
+        """Raise `ContractBroken` naming every tensor written to since the publish was called."""
+        changed = self.holding.buffers.changed(self.counters)
+        if changed:
+            shown = ", ".join(repr(name) for name in changed[:NAMES_SHOWN_MAX])
+            more = f" and {len(changed) - NAMES_SHOWN_MAX} more" if len(changed) > NAMES_SHOWN_MAX else ""
+            self.broken = ContractBroken(
+                f"{shown}{more} written to while published; call unpublish() before writing to a published tensor",
+                Where(tensor=changed[0]).over(self.where),
+            )
+            raise self.broken
+
+
+def _digest_span(holding: Holding, start: int, stop: int) -> Callable[[], None]:
+    manifest = holding.manifest
+    runs = holding.memory.chunk_runs(manifest.chunk_starts[start:stop], manifest.chunk_ends[start:stop])
+    return lambda: native.digest_runs(*runs, holding.digests[start:stop])

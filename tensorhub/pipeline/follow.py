@@ -1,0 +1,257 @@
+"""A reader's data path: follow one source's watermark, read what lies below it, verify it, raise one's own.
+
+Given a granted source, this module decides when to poll, how much to read at once, and whether what arrived may be
+believed. It never asks the server anything and never picks a source: it returns when the destination is complete, or
+raises `SourceFailed`, and can then go on from its counter with another source.
+
+Order is everything. The header is read and compared with the *granted* generation before the first byte. Digests and
+data are read only below the watermark that was read before them. A chunk counts, is shown to others and is never
+read again once its digest matches. After the last data read has completed, the header is read once more, by a read
+issued after it: a generation that ended in between means that bytes may be torn, whatever the digests say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from tensorhub import native
+from tensorhub.errors import Broken, SourceFailed
+from tensorhub.pipeline.counter import Counter, Span
+from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Exposure, Header
+from tensorhub.pipeline.manifest import Manifest
+from tensorhub.pipeline.memory_map import MemoryMap
+from tensorhub.pipeline.plan import ranges
+from tensorhub.ports import U64, Engine, Offload, Ranges
+from tensorhub.types import Digest, Generation, SessionId
+
+#: Bytes of one batch: large enough to hide a thread hop (about 0.1 ms), small enough to stay in the last-level cache
+#: between landing and being digested.
+BATCH_BYTES_MAX = 8 << 20
+#: A batch takes about this long on a slow link, so that a reader's own watermark keeps rising.
+BATCH_SECONDS = 0.02
+#: Batches in flight: one landing, one being verified, one ready to start.
+WINDOW = 3
+#: Between two looks at a watermark that did not move.
+POLL_S_MIN = 0.0005
+POLL_S_MAX = 0.02
+#: A header is rewritten in well under a microsecond; this many torn looks in a row mean a broken or lying source.
+TORN_HEADERS_MAX = 100
+#: No rise of the source's watermark and no byte landed for this long: the source counts as stalled.
+STALL_S = 10.0
+#: One read of at most `BATCH_BYTES_MAX`; below 1 MiB/s nobody should read from this source.
+READ_S = 10.0
+#: A manifest of a million tensors takes about 60 MB; larger ones are a mistake or an attack.
+METADATA_BYTES_MAX = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A granted source: who, over which engine, and what the grant says that its progress block must show."""
+
+    name: str
+    engine: Engine
+    peer: bytes
+    exposure: Exposure
+    incarnation: SessionId
+    generation: Generation
+    manifest: Digest
+
+
+@dataclass(slots=True)
+class Timers:
+    """Where the time of a filling went, in seconds of the loop's clock."""
+
+    transfer: float = 0.0
+    verify: float = 0.0
+
+
+@dataclass(slots=True)
+class Filling:
+    """One destination being filled, from however many sources in turn.
+
+    `digests` has one slot per chunk; slots of a batch in flight hold what its source claims, slots of counted chunks
+    what was verified. `raise_to` is told the verified prefix after each batch.
+    """
+
+    manifest: Manifest
+    memory: MemoryMap
+    digests: U64
+    counter: Counter
+    raise_to: Callable[[int], None]
+    offload: Offload
+    #: Called before each look at the source: raises to make this reader stop (lease lost, transaction aborted).
+    fence: Callable[[], None]
+    verified: bool
+    timers: Timers = field(default_factory=Timers)
+    #: True when the last `SourceFailed` was only silence: the source may still be good.
+    stalled: bool = False
+    _reads: int = 0
+    _verifies: int = 0
+    _mark: float = 0.0
+    #: Bytes per second of the last batches, for the size of the next.
+    _rate: float = 0.0
+
+    async def read_from(self, source: Source, source_map: MemoryMap) -> None:
+        """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
+        self.stalled = False
+        loop = asyncio.get_running_loop()
+        self._mark = loop.time()
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._follow(source, source_map, tasks)
+            self._tick()
+            await self._confirm(source)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Nothing may land after this method has returned: wait for every read to be over.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, source: Source, source_map: MemoryMap, tasks: list[asyncio.Task[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        limit = 0
+        poll = POLL_S_MIN
+        moved = loop.time()
+        while not self.counter.is_complete:
+            self.fence()
+            if limit < self.manifest.chunks:
+                header = await self._header(source)
+                if header.watermark > limit:
+                    limit, poll, moved = header.watermark, POLL_S_MIN, loop.time()
+            while len(tasks) < WINDOW and (batch := self.counter.take(limit, self._target())) is not None:
+                tasks.append(loop.create_task(self._batch(source, source_map, batch)))
+            if tasks:
+                # A partial source is looked at again while the batches land; a complete one needs no more looks.
+                timeout = None if limit == self.manifest.chunks else poll
+                finished, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in tasks if task in finished]:
+                    tasks.remove(task)
+                    task.result()
+                    moved = loop.time()
+            else:
+                await asyncio.sleep(poll)
+            poll = min(poll * 1.5, POLL_S_MAX)
+            if loop.time() - moved > STALL_S:
+                self.stalled = True
+                raise SourceFailed(f"{source.name} made no progress for {STALL_S:g} s at chunk {limit}")
+
+    async def _batch(self, source: Source, source_map: MemoryMap, batch: Span) -> None:
+        """Read a batch of chunks and their digests, verify, count. Digests land in their final slots."""
+        try:
+            await self._read(source, source_map, batch)
+            wrong = await self._verify(batch) if self.verified else None
+        except BaseException:
+            self.counter.failed(batch)
+            raise
+        if wrong is not None:
+            self.counter.failed(batch)
+            raise SourceFailed(f"{source.name} served wrong bytes: chunk {wrong} does not match its digest")
+        self.raise_to(self.counter.verified(batch))
+
+    async def _read(self, source: Source, source_map: MemoryMap, batch: Span) -> None:
+        loop = asyncio.get_running_loop()
+        first, stop = batch
+        began = loop.time()
+        self._tick()
+        self._reads += 1
+        try:
+            plan = ranges(
+                source_map, self.memory, int(self.manifest.chunk_starts[first]), int(self.manifest.chunk_ends[stop - 1])
+            )
+            if self.verified:
+                plan = _with_digests(plan, source, self.digests, first, stop)
+            await source.engine.read(source.peer, plan, READ_S)
+        finally:
+            self._tick()
+            self._reads -= 1
+        rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
+        self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
+
+    async def _verify(self, batch: Span) -> int | None:
+        """The first chunk whose landed bytes do not match the digest beside it."""
+        first, stop = batch
+        runs = self.memory.chunk_runs(self.manifest.chunk_starts[first:stop], self.manifest.chunk_ends[first:stop])
+        found = np.empty(stop - first, dtype=np.uint64)
+        self._verifies += 1
+        try:
+            await self.offload.run(lambda: native.digest_runs(*runs, found))
+        finally:
+            self._tick()
+            self._verifies -= 1
+        wrong = np.flatnonzero(found != self.digests[first:stop])
+        return first + int(wrong[0]) if len(wrong) else None
+
+    async def _header(self, source: Source) -> Header:
+        """The source's header, of the granted generation, or `SourceFailed`."""
+        for _ in range(TORN_HEADERS_MAX):
+            header = Header.unpack(await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES))
+            if header is not None:
+                break
+            await asyncio.sleep(0)
+        else:
+            raise SourceFailed(f"{source.name} shows no whole progress block in {TORN_HEADERS_MAX} looks")
+        if header.incarnation != source.incarnation:
+            raise SourceFailed(f"{source.name} was restarted: its progress block belongs to another process")
+        if header.generation != source.generation:
+            raise SourceFailed(f"{source.name} withdrew what it had granted: its buffers hold something else now")
+        if header.manifest != source.manifest:
+            raise SourceFailed(f"{source.name} shows another manifest than was granted")
+        if header.chunks != self.manifest.chunks:
+            raise SourceFailed(f"{source.name} shows {header.chunks} chunks, the manifest has {self.manifest.chunks}")
+        if self.verified and not header.digests:
+            raise SourceFailed(f"{source.name} shows no digests for a version that has them")
+        return header
+
+    async def _confirm(self, source: Source) -> None:
+        """Untorn: a look issued after the last data read completed must still show the granted generation."""
+        if self._reads:
+            raise Broken("the final look was issued while data reads were in flight")
+        self.fence()
+        await self._header(source)
+
+    def _target(self) -> int:
+        return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1)))
+
+    def _tick(self) -> None:
+        """Attribute the time since the last event: verifying counts only while nothing is in flight."""
+        now = asyncio.get_running_loop().time()
+        if self._verifies and not self._reads:
+            self.timers.verify += now - self._mark
+        else:
+            self.timers.transfer += now - self._mark
+        self._mark = now
+
+
+async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:
+    """A small one-sided read into memory of our own."""
+    if not 0 < nbytes <= METADATA_BYTES_MAX:
+        raise SourceFailed(f"a source offers metadata of {nbytes} bytes; the limit is {METADATA_BYTES_MAX}")
+    target = np.empty(nbytes, dtype=np.uint8)
+    await engine.read(peer, _one(address, target.ctypes.data, nbytes), READ_S)
+    return target.tobytes()
+
+
+async def fetch_map(engine: Engine, peer: bytes, exposure: Exposure, stream_bytes: int) -> MemoryMap:
+    """The source's memory map, checked against the exposure and against the stream it must tile."""
+    encoded = await fetch(engine, peer, exposure.map, exposure.map_bytes)
+    if xxhash.xxh3_64_intdigest(encoded) != exposure.map_check:
+        raise SourceFailed("the source's memory map does not match its checksum: it changed, or was read torn")
+    return MemoryMap.decode(encoded, stream_bytes)
+
+
+def _one(remote: int, local: int, nbytes: int) -> Ranges:
+    return Ranges(*(np.array([value], dtype=np.uint64) for value in (remote, local, nbytes)))
+
+
+def _with_digests(batch: Ranges, source: Source, digests: U64, first: int, stop: int) -> Ranges:
+    """The batch, plus the source's digests of its chunks: below the watermark both are final."""
+    remote = source.exposure.block + HEADER_BYTES + DIGEST_BYTES * first
+    local = digests.ctypes.data + DIGEST_BYTES * first
+    extra = (remote, local, DIGEST_BYTES * (stop - first))
+    columns = zip((batch.remote, batch.local, batch.nbytes), extra, strict=True)
+    return Ranges(*(np.append(column, np.uint64(value)) for column, value in columns))
