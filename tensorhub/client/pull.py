@@ -109,6 +109,7 @@ class Pull:
         try:
             async with asyncio.timeout_at(self._deadline + REPLY_MARGIN_S):
                 await self._settle_unknown()
+                self._group, self._sequence = self._member.group, self._member.sequence
                 return await self._run()
         except TimeoutError:
             error: TensorHubError = WaitTimeout(f"not complete within {self._timeout_s:g} s{self._history()}")
@@ -159,7 +160,7 @@ class Pull:
         drained_s = min(grant.drained_ns / NS, self._phases["wait"])
         self._phases["wait"] -= drained_s
         self._phases["drain"] += drained_s
-        source, target = await self._prepare(grant)
+        source, target, grant = await self._prepare_from_any(grant)
         self._take_over(grant, target)
         if self._only is None:
             await self._call(Serve(self._member.seat, self._generation, slot.holding.locators, slot.holding.exposure))
@@ -181,18 +182,27 @@ class Pull:
 
     # ------------------------------------------------------------ plan
 
-    async def _prepare(self, grant: Granted) -> tuple[Source, Buffers | Selection]:
-        """Everything that can be refused before a byte moves: engine, manifest, map, coverage."""
-        source = self._source(grant)
+    async def _prepare_from_any(self, grant: Granted) -> tuple[Source, Buffers | Selection, Granted]:
+        """Prepare with the first source that answers."""
+        for _ in range(REROUTES_MAX):
+            source = self._source(grant)
+            try:
+                return source, await self._prepare(source, grant), grant
+            except (SourceFailed, EngineUnavailable) as failure:
+                grant = await self._next_grant(source, grant, failure)
+        raise SourceFailed(f"{REROUTES_MAX} sources failed in a row{self._history()}")
+
+    async def _prepare(self, source: Source, grant: Granted) -> Buffers | Selection:
+        """Everything that can be refused before a byte moves: manifest, aliases, coverage."""
         own = self._slot.buffers
         theirs = await self._manifest(source, grant)
         if self._only is not None:
-            return source, own.subset(self._only, theirs, self._where)
+            return own.subset(self._only, theirs, self._where)
         if self._slot.holding.manifest.digest == grant.content.manifest:
-            return source, self._slot.holding.buffers
+            return self._slot.holding.buffers
         if own.manifest.digest == grant.content.manifest:
-            return source, own
-        return source, own.adopt(theirs, self._where)
+            return own
+        return own.adopt(theirs, self._where)
 
     def _source(self, grant: Granted) -> Source:
         choice = choose(self._member.engines, grant.source.locators)
@@ -266,8 +276,8 @@ class Pull:
                 return
             except (SourceFailed, EngineUnavailable) as failure:
                 self._note_use(before)
-                self._tried.append(f"{source.name}: {failure.message}")
-                source, grant = await self._next_source(source, grant, failure)
+                grant = await self._next_grant(source, grant, failure)
+                source = self._source(grant)
         raise SourceFailed(f"{REROUTES_MAX} sources failed in a row{self._history()}")
 
     async def _read_from(self, source: Source, grant: Granted) -> None:
@@ -304,30 +314,29 @@ class Pull:
             case _:
                 return  # meant for an earlier source or transaction
 
-    async def _next_source(self, source: Source, grant: Granted, failure: TensorHubError) -> tuple[Source, Granted]:
+    async def _next_grant(self, source: Source, grant: Granted, failure: TensorHubError) -> Granted:
         """Ask the server for another source; go on with a merely silent one when there is none."""
+        self._tried.append(f"{source.name}: {failure.message}")
         filling = self._filling
-        if filling is None:
-            raise Broken("rerouted before a filling was made")
         request = Reroute(
             self._member.seat,
             self._generation,
             source.generation,
             failure.message,
-            filling.counter.watermark,
+            filling.counter.watermark if filling is not None else 0,
             int(self._left_s() * NS),
         )
         try:
             reply = await self._call(request)
         except VersionUnavailable as lost:
-            if filling.stalled:
-                return source, grant
+            if filling is not None and filling.stalled:
+                return grant
             raise VersionUnavailable(lost.message + self._history(), lost.where) from failure
         if not isinstance(reply, Granted):
             raise Broken(f"Reroute was answered by {reply!r}")
         self._grant = reply
         self._slot.upstream = reply.source.generation
-        return self._source(reply), reply
+        return reply
 
     def _fence(self) -> None:
         """Stop reading when the lease may have run out: the source may have been told that we are gone."""
@@ -372,12 +381,15 @@ class Pull:
         pending, slot = self._slot.pending, self._slot
         if pending is None:
             return
+        self._group, self._sequence = pending.group, pending.sequence
         try:
             reply = await self._call(pending)
         except (GroupAborted, LeaseLost):
             slot.holding.end()
             slot.pending = None
+            self._advance()
             return
+        self._advance()
         if isinstance(reply, Committed):
             slot.state, slot.version, slot.root = type(slot.state).COMPLETE, reply.version, pending.root
             slot.pending, slot.target = None, None
