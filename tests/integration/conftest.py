@@ -1,0 +1,83 @@
+"""One private local server per test session, and hubs that are closed after each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import tensorhub
+from tensorhub import Hub
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The address of a server of our own: an empty runtime directory means that nobody else's is found."""
+    directory = tempfile.mkdtemp(prefix="th-")
+    before = os.environ.get("TENSORHUB_RUNTIME_DIR")
+    os.environ["TENSORHUB_RUNTIME_DIR"] = directory
+    try:
+        yield "local:tests"
+    finally:
+        if before is None:
+            del os.environ["TENSORHUB_RUNTIME_DIR"]
+        else:
+            os.environ["TENSORHUB_RUNTIME_DIR"] = before
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def model() -> str:
+    """A model name no other test uses: all share one server."""
+    return f"model-{next(_names)}"
+
+
+Opener = Callable[..., Hub]
+
+
+@pytest.fixture
+def hub(server: str, model: str) -> Iterator[Opener]:
+    """`hub("trainer")` opens a hub of this test's model; all are closed at the end."""
+    opened: list[Hub] = []
+
+    def opener(replica: str, tensors: object = None, **options: object) -> Hub:
+        arguments: dict[str, object] = {"server": server, **options}
+        name = str(arguments.pop("model", model))
+        fresh = tensorhub.open(name, replica=replica, **arguments)  # type: ignore[arg-type]
+        opened.append(fresh)
+        if tensors is not None:
+            fresh.register(tensors)  # type: ignore[arg-type]
+        return fresh
+
+    yield opener
+    for one in reversed(opened):
+        one.close()
+
+
+def weights(seed: int, *, rows: int = 64) -> dict[str, torch.Tensor]:
+    """A small model: two large tensors of several chunks, a few tiny ones, one of 16-bit."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "embed.weight": torch.randn(rows, 4096, generator=generator),
+        "head.weight": torch.randn(rows * 2, 1024, generator=generator).to(torch.bfloat16),
+        "norm.bias": torch.randn(33, generator=generator),
+        "norm.weight": torch.randn(33, generator=generator),
+        "step": torch.tensor(seed),
+    }
+
+
+def blank(like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of the same shapes, full of something else."""
+    return {name: torch.full_like(tensor, 7) for name, tensor in like.items()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

@@ -1,0 +1,1 @@
+"""What several suites share: wrapped engines, child processes, observations of this process."""
