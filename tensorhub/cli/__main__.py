@@ -1,0 +1,182 @@
+"""The command line `tensorhub`: parses arguments, calls what does the work, prints, and chooses the exit code.
+
+Nothing is decided here but how things are shown. An error is one line; its code is 2 when the request itself was
+malformed, else 1. Starting it imports no torch: `tensorhub --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+
+from tensorhub.errors import BadRequest, TensorHubError
+
+EXIT_FAILED = 1
+EXIT_BAD_REQUEST = 2
+#: 128 + SIGINT, as shells say it.
+EXIT_INTERRUPTED = 130
+#: Columns of a table that goes to a file or pipe: no cell is cut for a terminal that is not there.
+PIPE_COLUMNS = 240
+#: Between two looks of `status --watch`.
+WATCH_SECONDS = 1.0
+
+app = typer.Typer(
+    name="tensorhub",
+    help="Reference-oriented storage for RL weights: publish in place, replicate one-sided, serve while receiving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Server = Annotated[
+    str | None, typer.Option(help="'local', 'grpc://HOST:PORT' or 'ray://NAME' (default: TENSORHUB_SERVER, else local)")
+]
+ModelName = Annotated[str | None, typer.Option("--model", help="only this model (default: all)")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead of tables")]
+Timeout = Annotated[float, typer.Option(min=0.001, help="seconds to wait for the server")]
+
+
+@app.command()
+def demo(
+    *,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="weights to move")] = None,
+    model_mib: Annotated[int | None, typer.Option(min=1, help="synthetic weights of about this many MiB")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="rollout replicas")] = 4,
+    shards: Annotated[int, typer.Option(min=1, help="processes of each replica")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="train, publish, replicate, compare, unpublish")] = 3,
+    engine: Annotated[str, typer.Option(help="transfer engine")] = "auto",
+    server: Server = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move real weights from a trainer's processes into several rollouts' and compare every bit."""
+    from tensorhub.cli import compare, demo_view
+    from tensorhub.cli import weights as chosen
+    from tensorhub.cli.demo import Options, run, setups
+    from tensorhub.cli.fleet import ProcessFleet
+
+    options = Options(chosen.choose(weights, model_mib), replicas, shards, rounds, engine, server)
+    options.check()
+    console = Console(stderr=as_json)
+    view: demo_view.LiveView | demo_view.PlainView
+    if console.is_terminal and not as_json:
+        view = demo_view.LiveView(console, options)
+    else:
+        view = demo_view.PlainView(None if as_json else console)
+    signal.signal(signal.SIGTERM, _interrupt)  # so that leaving the fleet ends its processes
+    with ProcessFleet(setups(options)) as fleet, view:
+        outcome = run(options, fleet, view)
+    if as_json:
+        _print_json(outcome.as_json())
+    else:
+        for line in demo_view.outcome_lines(outcome):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(compare.exit_code(outcome.differences))
+
+
+@app.command()
+def status(
+    server: Server = None,
+    model: ModelName = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="look again every second, until interrupted")] = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """What the server knows: versions, who holds and reads them, processes, waits."""
+    from tensorhub.cli import tables
+
+    hub = _hub_module()
+    if not watch:
+        view = hub.server_status(server=server, model=model, timeout=timeout)
+        if as_json:
+            _print_json(tables.as_json(view))
+        else:
+            _tables_console().print(Group(*tables.status_tables(view)))
+        return
+    if as_json:
+        raise BadRequest("--json prints one document; it does not go with --watch")
+    with Live(auto_refresh=False, screen=Console().is_terminal) as live:
+        while True:
+            view = hub.server_status(server=server, model=model, timeout=timeout)
+            live.update(Group(*tables.status_tables(view)), refresh=True)
+            time.sleep(WATCH_SECONDS)
+
+
+@app.command()
+def versions(server: Server = None, model: ModelName = None, as_json: AsJson = False, timeout: Timeout = 10.0) -> None:
+    """The versions that exist, newest first, and who holds them."""
+    from tensorhub.cli import tables
+
+    found = _hub_module().server_versions(server=server, model=model, timeout=timeout)
+    if as_json:
+        _print_json({"versions": tables.as_json(found)})
+    else:
+        _tables_console().print(tables.versions_table(found))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def serve(context: typer.Context) -> None:
+    """Run the local reference server in the foreground (arguments go to it; --help lists them)."""
+    # The server is the one thing of the command line that needs neither hub nor torch.
+    host = importlib.import_module("tensorhub.server.__main__")
+    raise typer.Exit(int(host.main(context.args) or 0))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    errors = Console(stderr=True)
+    try:
+        app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BadRequest as error:
+        return _complain(errors, error, EXIT_BAD_REQUEST)
+    except (TensorHubError, _worker_failed()) as error:
+        return _complain(errors, error, EXIT_FAILED)
+    return 0
+
+
+def _complain(console: Console, error: Exception, code: int) -> int:
+    text = " ".join(str(error).split())
+    console.print(f"tensorhub: {type(error).__name__}: {text}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def _worker_failed() -> type[Exception]:
+    from tensorhub.cli.fleet import WorkerFailed
+
+    return WorkerFailed
+
+
+def _hub_module() -> Any:
+    """The public package: its calls to a server need no hub, and so no torch."""
+    return importlib.import_module("tensorhub")
+
+
+def _tables_console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def _print_json(document: object) -> None:
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Shows a demo while it runs: a live table on a terminal, plain lines anywhere else, nothing but the end for `--json`.
+
+It only looks. What is identical, and what the process returns, others decide.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tensorhub.cli.demo import Options, Outcome, ReplicaRound, Round
+from tensorhub.cli.demo_worker import Member, Progress
+
+#: Differences that are printed one by one; the rest is counted, and complete with `--json`.
+DIFFERENCES_SHOWN = 20
+#: Rounds that stay on the live display.
+ROUNDS_SHOWN = 6
+REFRESH_PER_SECOND = 12
+
+
+class PlainView:
+    """One block of lines per round; without a console, nothing."""
+
+    def __init__(self, console: Console | None) -> None:
+        self.console = console
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def stage(self, _version: int, _name: str, /) -> None:
+        return None
+
+    def progress(self, _member: Member, _progress: Progress, /) -> None:
+        return None
+
+    def round_done(self, done: Round, /) -> None:
+        if self.console is None:
+            return
+        for line in round_lines(done):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveView:
+    """A table per shard that moves while bytes do, above the last rounds."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self.options = options
+        self.version = 0
+        self.stage_name = "start"
+        self.running: dict[Member, Progress] = {}
+        self.rounds: list[Round] = []
+        self.live = Live(console=console, refresh_per_second=REFRESH_PER_SECOND, get_renderable=self.render)
+
+    def __enter__(self) -> LiveView:
+        self.live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.live.stop()
+
+    def stage(self, version: int, name: str, /) -> None:
+        self.version, self.stage_name = version, name
+        if name == "train":
+            self.running.clear()
+
+    def progress(self, member: Member, progress: Progress, /) -> None:
+        self.running[member] = progress
+
+    def round_done(self, done: Round, /) -> None:
+        self.rounds.append(done)
+
+    def render(self) -> Group:
+        title = Text(f"{self.options.model.title}, {size(self.options.model.nbytes)}", style="bold")
+        title.append(f"   round {self.version} of {self.options.rounds}: {self.stage_name}", style="cyan")
+        return Group(title, self.shards_table(), self.rounds_table())
+
+    def shards_table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("rollout", "pulls from", "", "bytes"):
+            table.add_column(heading)
+        for member in self.options.members(*self.options.rollouts):
+            now = self.running.get(member, Progress(0, 0, ""))
+            finished = self.stage_name not in ("start", "train", "publish", "replicate")
+            total = now.bytes_total or 1
+            done = total if finished else now.bytes_done
+            bar = ProgressBar(total=total, completed=done, width=30)
+            moved = size(now.bytes_total if finished else now.bytes_done) if now.bytes_total else ""
+            table.add_row(str(member), now.source or "-", bar, moved)
+        return table
+
+    def rounds_table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("version", "rollout", "sources", "bytes", "GB/s", "phases", ""):
+            table.add_column(heading)
+        for done in self.rounds[-ROUNDS_SHOWN:]:
+            for row in done.replicas:
+                verdict = Text("identical", style="green") if row.identical else Text("DIFFERENT", style="bold red")
+                table.add_row(
+                    str(done.version),
+                    row.replica,
+                    sources(row),
+                    size(row.nbytes),
+                    f"{row.gb_per_s:.2f}",
+                    phases(row),
+                    verdict,
+                )
+        return table
+
+
+def round_lines(done: Round) -> list[str]:
+    """One round as plain text."""
+    lines = [
+        f"version {done.version}: train step changed {done.tensors_changed} tensors, published in "
+        f"{done.publish_s * 1e3:.1f} ms, unpublished in {done.unpublish_s * 1e3:.1f} ms"
+    ]
+    for row in done.replicas:
+        verdict = "identical" if row.identical else "DIFFERENT"
+        unverified = "" if row.verified else " (not verified by the hub)"
+        lines.append(
+            f"  {row.replica} <- {sources(row)}: {size(row.nbytes)} in {row.seconds:.3f} s, {row.gb_per_s:.2f} GB/s"
+            f" [{phases(row)}] {verdict}{unverified}"
+        )
+    return lines
+
+
+def outcome_lines(outcome: Outcome) -> list[str]:
+    """The last words."""
+    lines = [str(difference) for difference in outcome.differences[:DIFFERENCES_SHOWN]]
+    hidden = len(outcome.differences) - len(lines)
+    if hidden:
+        lines.append(f"... and {hidden} more (all with --json)")
+    options = outcome.options
+    what = (
+        f"{len(options.model.specs)} tensors in {options.replicas} rollouts of {options.shards} shards, "
+        f"{len(outcome.rounds)} rounds by digest, {size(outcome.bytes_compared)} byte for byte"
+    )
+    verdict = "identical" if outcome.identical else f"DIFFERENT ({len(outcome.differences)} differences)"
+    return [*lines, f"{verdict}: {what}"]
+
+
+def sources(row: ReplicaRound) -> str:
+    """ "trainer#0, rollout-1#1" in the order they were used."""
+    return ", ".join(dict.fromkeys(str(pull["source"]) for pull in row.sources)) or "nobody"
+
+
+def phases(row: ReplicaRound) -> str:
+    """The phases that took any time, in milliseconds."""
+    return " ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in row.phases.items() if seconds >= 5e-4)
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people, in decimal units."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes} B"

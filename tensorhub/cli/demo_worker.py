@@ -1,0 +1,311 @@
+"""One process of the demo: a shard of the trainer or of a rollout, driven command by command over a pipe.
+
+It decides nothing: it does what the commands say with a hub of its own and answers each with a result or the error's
+name and message. It ends when told, when the pipe closes, or with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, assert_never
+
+from tensorhub.cli import compare, weights
+
+if TYPE_CHECKING:
+    import torch
+
+#: How often a replicate that runs is reported: smooth for an eye, nothing for a pipe.
+PROGRESS_SECONDS = 0.05
+#: Bytes of one piece of the final comparison.
+PIECE_BYTES = 4 << 20
+#: prctl(2): the signal this process gets when its parent dies.
+PR_SET_PDEATHSIG = 1
+
+#: `tensorhub.open`, or a fake of it. An adapter's seam: the hub is imported by the worker alone.
+OpenHub = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """Who a worker is."""
+
+    replica: str
+    shard: int
+
+    def __str__(self) -> str:
+        return f"{self.replica}#{self.shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker needs to open its hub and make its tensors."""
+
+    member: Member
+    shards: int
+    trainer: bool
+    specs: tuple[weights.TensorSpec, ...]
+    file: str | None
+    seed: int
+    model: str
+    server: str | None
+    job: str | None
+    engine: str
+    timeout_s: float
+
+
+# ---------------------------------------------------------------- commands and their results
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Make the tensors, open the hub, register. Result: None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Change every floating tensor. Result: None."""
+
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Result: seconds that the call took."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublish:
+    """Result: seconds that the call took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Pull the latest version, reporting `Progress` meanwhile. Result: `Pulled`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Result: {tensor: blake2b of what is in memory now}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Send every tensor's bytes, in name order, as raw pieces. Result, before the pieces: [(name, nbytes)]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Close the hub and end. Result: None."""
+
+
+Command = Open | Step | Publish | Unpublish | Replicate | Digests | Stream | Leave
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Bytes that came from one source."""
+
+    source: str
+    nbytes: int
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What one shard's replicate reported."""
+
+    version: int
+    nbytes: int
+    seconds: float
+    verified: bool
+    engine: str
+    engine_reason: str
+    pulls: tuple[Pull, ...]
+    phases: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a replicate that runs has come. Comes before its result, any number of times."""
+
+    bytes_done: int
+    bytes_total: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The command succeeded."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The command failed; the worker ends."""
+
+    error: str
+    message: str
+
+
+# ---------------------------------------------------------------- the process
+
+
+def main(connection: Connection, setup: Setup, parent_pid: int) -> None:
+    """Entry point of a spawned process."""
+    _die_with(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole foreground group; the parent ends us
+    import torch
+
+    torch.set_num_threads(1)  # many workers share the host's cores
+    serve(connection, setup, importlib.import_module("tensorhub").open)
+
+
+def serve(connection: Connection, setup: Setup, open_hub: OpenHub) -> None:
+    """Answer commands until told to leave, the first failure, or the end of the pipe."""
+    worker = _Worker(connection, setup, open_hub)
+    try:
+        while True:
+            command = connection.recv()
+            worker.obey(command)
+            if isinstance(command, Leave):
+                return
+    except EOFError:
+        return  # nobody is left to answer to
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent must hear its name
+        connection.send(Failure(type(error).__name__, str(error)))
+    finally:
+        worker.close()
+        connection.close()
+
+
+@dataclass(slots=True)
+class _Worker:
+    connection: Connection
+    setup: Setup
+    open_hub: OpenHub
+    hub: Any = None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: Guards `connection.send`: the progress thread reports while the main thread pulls.
+    sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def obey(self, command: Command) -> None:
+        match command:
+            case Open():
+                self.open()
+                self.answer(None)
+            case Step(seed):
+                weights.step(self.tensors, seed + self.setup.member.shard)
+                self.answer(None)
+            case Publish(version):
+                self.answer(self.timed(lambda: self.hub.publish(version=version)))
+            case Unpublish():
+                self.answer(self.timed(lambda: self.hub.unpublish(timeout=self.setup.timeout_s)))
+            case Replicate():
+                self.answer(self.replicate())
+            case Digests():
+                self.answer(self.digests())
+            case Stream():
+                self.stream()
+            case Leave():
+                self.close()
+                self.answer(None)
+            case _:
+                assert_never(command)
+
+    def answer(self, value: Any) -> None:
+        self.send(Result(value))
+
+    def send(self, message: Result | Progress) -> None:
+        with self.sending:
+            self.connection.send(message)
+
+    def open(self) -> None:
+        setup = self.setup
+        if setup.trainer:
+            self.tensors = weights.load(setup.file, setup.specs, setup.seed + setup.member.shard)
+        else:
+            self.tensors = weights.blank(setup.specs)
+        self.hub = self.open_hub(
+            setup.model,
+            replica=setup.member.replica,
+            shard=setup.member.shard,
+            shards=setup.shards,
+            server=setup.server,
+            job=setup.job,
+            engine=setup.engine,
+            timeout=setup.timeout_s,
+        )
+        self.hub.register(self.tensors)
+
+    @staticmethod
+    def timed(call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    def replicate(self) -> Pulled:
+        done = threading.Event()
+        reporter = threading.Thread(target=self.report, args=(done,), daemon=True)
+        reporter.start()
+        try:
+            got = self.hub.replicate("latest", timeout=self.setup.timeout_s)
+        finally:
+            done.set()
+            reporter.join()
+        pulls = tuple(Pull(f"{s.replica}#{s.shard}", s.nbytes, s.engine, s.reason) for s in got.sources)
+        return Pulled(
+            version=got.version,
+            nbytes=got.nbytes,
+            seconds=got.seconds,
+            verified=got.verified,
+            engine=got.engine,
+            engine_reason=got.engine_reason,
+            pulls=pulls,
+            phases=dict(got.phases),
+        )
+
+    def report(self, done: threading.Event) -> None:
+        while not done.wait(PROGRESS_SECONDS):
+            now = self.hub.progress()
+            if now and now.get("bytes_total"):
+                self.send(Progress(int(now["bytes_done"]), int(now["bytes_total"]), str(now.get("source") or "")))
+
+    def digests(self) -> dict[str, str]:
+        return {
+            name: compare.digest(str(tensor.dtype), tuple(tensor.shape), weights.raw_bytes(tensor))
+            for name, tensor in self.tensors.items()
+        }
+
+    def stream(self) -> None:
+        names = sorted(self.tensors)
+        self.answer([(name, self.tensors[name].nbytes) for name in names])
+        for name in names:
+            data = weights.raw_bytes(self.tensors[name])
+            for start in range(0, len(data), PIECE_BYTES):
+                self.connection.send_bytes(data[start : start + PIECE_BYTES])
+
+    def close(self) -> None:
+        hub, self.hub = self.hub, None
+        if hub is not None:
+            hub.close()
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies, however it dies."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        raise SystemExit("the parent died before its worker started")

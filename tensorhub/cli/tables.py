@@ -1,0 +1,105 @@
+"""The server's views as rich tables for people and as JSON for programs. Decides only how they look.
+
+In JSON every id and digest is hex, every duration keeps its unit in its name, and nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from rich.table import Table
+
+from tensorhub.cli.demo_view import size
+from tensorhub.messages import StatusView, VersionView
+from tensorhub.types import Location, Seat
+
+#: Names in one cell; the count says how many there are.
+NAMES_SHOWN = 4
+
+
+def as_json(value: object) -> Any:
+    """Plain JSON values of a view: bytes as hex, tuples as lists, dataclasses as objects by field name."""
+    match value:
+        case bytes():
+            return value.hex()
+        case Location():
+            return str(value)
+        case tuple() | list():
+            return [as_json(item) for item in value]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+        case _:
+            return value
+
+
+def versions_table(versions: Iterable[VersionView]) -> Table:
+    table = Table(title="versions", title_justify="left")
+    for heading in ("model", "version", "state", "shards", "bytes", "complete", "partial", "readers", "verified"):
+        table.add_column(heading)
+    for row in versions:
+        table.add_row(
+            str(row.model),
+            str(row.version),
+            row.state,
+            str(row.shards),
+            size(row.nbytes),
+            _names(row.complete),
+            _names(row.partial),
+            str(row.readers),
+            "yes" if row.verified else "no",
+        )
+    return table
+
+
+def status_tables(status: StatusView) -> list[Table]:
+    """Versions, holdings, sessions and waits; the last only if somebody waits."""
+    holdings = Table(title="holdings", title_justify="left")
+    for heading in ("model", "seat", "set", "version", "state", "watermark", "bytes", "pulls from", "read by", "place"):
+        holdings.add_column(heading)
+    for row in status.holdings:
+        holdings.add_row(
+            str(row.seat.model),
+            _seat(row.seat, row.shards),
+            row.buffers,
+            str(row.version),
+            row.state,
+            f"{row.watermark}/{row.chunks}",
+            size(row.nbytes),
+            row.upstream or "-",
+            _names(row.readers),
+            " ".join(part for part in (str(row.location), "spot" if row.spot else "") if part) or "-",
+        )
+    sessions = Table(title=f"sessions (server life {status.epoch.hex()[:8]})", title_justify="left")
+    for heading in ("session", "host", "pid", "seats", "lease left"):
+        sessions.add_column(heading)
+    for session in status.sessions:
+        sessions.add_row(
+            session.session.hex()[:8],
+            session.host,
+            str(session.pid),
+            _names([f"{seat.model} {seat}" for seat in session.seats]),
+            f"{session.lease_left_ns / 1e9:.1f} s",
+        )
+    tables = [versions_table(status.versions), holdings, sessions]
+    if status.waiting:
+        waits = Table(title="waiting", title_justify="left")
+        for heading in ("who", "for what", "left"):
+            waits.add_column(heading)
+        for wait in status.waiting:
+            waits.add_row(wait.who, wait.what, f"{wait.left_ns / 1e9:.1f} s")
+        tables.append(waits)
+    return tables
+
+
+def _seat(seat: Seat, shards: int) -> str:
+    return f"{seat.replica}#{seat.shard}/{shards}"
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    shown = ", ".join(listed[:NAMES_SHOWN])
+    if len(listed) > NAMES_SHOWN:
+        return f"{shown} (+{len(listed) - NAMES_SHOWN})"
+    return shown or "-"

@@ -1,0 +1,132 @@
+"""The command line: exit codes, one-line errors, JSON that programs can read, over views made by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import tensorhub
+from tensorhub.cli.__main__ import main
+from tensorhub.errors import BadRequest, ServerUnavailable, Where
+from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
+from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId, Version
+
+MODEL = ModelKey("default", "actor")
+SEAT = Seat(MODEL, ReplicaId("rollout-0"), 1)
+VERSION = VersionView(MODEL, Version("main", 7), "readable", 2, 90_900_000, ("trainer",), ("rollout-0",), 1, True)
+STATUS = StatusView(
+    epoch=Epoch(b"\x01" * 16),
+    sessions=(SessionView(SessionId(b"\xab" * 16), "h9", 4711, (SEAT,), 9_000_000_000),),
+    versions=(VERSION,),
+    holdings=(
+        HoldingView(
+            SEAT, 2, "a", Version("main", 7), "filling", 3, 9, 45, "trainer#1", (), True, Location(("dc1", "r3"))
+        ),
+    ),
+    waiting=(WaitView("rollout-1#0", "latest of actor", 1_000_000_000),),
+)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The two calls that need no hub, answered by hand; what they were asked is returned."""
+    asked: dict[str, Any] = {}
+
+    def status(**named: Any) -> StatusView:
+        asked.update(named)
+        return STATUS
+
+    def versions(**named: Any) -> tuple[VersionView, ...]:
+        asked.update(named)
+        return (VERSION,)
+
+    monkeypatch.setattr(tensorhub, "server_status", status, raising=False)
+    monkeypatch.setattr(tensorhub, "server_versions", versions, raising=False)
+    return asked
+
+
+def test_status_json_is_one_document_with_hex_ids(server: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """`status --json` prints the whole view as one JSON document; ids are hex."""
+    assert main(["status", "--json", "--server", "local", "--model", "actor", "--timeout", "3"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["epoch"] == "01" * 16
+    assert document["sessions"][0]["session"] == "ab" * 16
+    assert document["holdings"][0]["seat"] == {
+        "model": {"job": "default", "name": "actor"},
+        "replica": "rollout-0",
+        "shard": 1,
+    }
+    assert document["holdings"][0]["location"] == "dc1/r3"
+    assert server == {"server": "local", "model": "actor", "timeout": 3.0}
+
+
+def test_status_tables_name_who_reads_what(server: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The tables show the seat, its upstream, its watermark, the process and the wait."""
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("actor", "rollout-0#1/2", "trainer#1", "3/9", "4711", "latest of actor", "90.9 MB", "dc1/r3 spot"):
+        assert part in shown
+
+
+def test_versions_json_and_table(server: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """`versions` prints a table, `versions --json` the same rows as a document."""
+    assert main(["versions"]) == 0
+    assert "readable" in capsys.readouterr().out
+    assert main(["versions", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["versions"]
+    assert (row["version"], row["complete"], row["verified"]) == (
+        {"lineage": "main", "number": 7},
+        ["trainer"],
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ServerUnavailable("nobody\nanswers", Where(model="actor")), 1),
+        (BadRequest("server 'x' is no address"), 2),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors go to stderr as one line with their name, what and where; stdout stays empty."""
+
+    def fail(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(tensorhub, "server_status", fail, raising=False)
+    assert main(["status", "--json"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"tensorhub: {type(error).__name__}: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--replicas", "0"],
+        ["demo", "--model-mib", "2", "--replicas", "99"],
+        ["demo", "--weights", "/does/not/exist"],
+        ["status", "--json", "--watch"],
+        ["no-such-command"],
+    ],
+)
+def test_malformed_requests_exit_2(
+    arguments: list[str], server: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be done as asked exits with 2 and a word on stderr."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` names every command and exits with 0."""
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in ("demo", "status", "versions", "serve"):
+        assert command in shown
