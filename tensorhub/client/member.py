@@ -1,19 +1,12 @@
 """One shard of one replica, as a client: what its buffer sets hold, and the asynchronous form of every hub call.
 
-This module owns the client's truth. Each buffer set is a `Slot`; its state changes here and nowhere else:
-
-    empty --publish--> published --unpublish--> empty          (hidden in between, while readers drain)
-    empty/complete --replicate--> filling --commit--> complete
-                                          --failure, first byte landed--> torn --replicate--> filling
-    complete --unpublish--> empty         anything --suspend--> suspended --resume--> empty
-
+This module owns the client's truth: each buffer set is a `Slot` (see `slot.py`), and its state changes here.
 It never blocks a thread and knows no clock but the loop's, so that the simulation runs it unchanged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,8 +14,10 @@ from dataclasses import dataclass, field
 from tensorhub.client.buffers import Buffers
 from tensorhub.client.holding import Holding
 from tensorhub.client.publication import Publication
-from tensorhub.client.results import Replication, Transfer
+from tensorhub.client.pull import Pull
+from tensorhub.client.results import Replication
 from tensorhub.client.session import Session
+from tensorhub.client.slot import Slot, State
 from tensorhub.errors import (
     AlreadyPublished,
     Broken,
@@ -41,7 +36,6 @@ from tensorhub.errors import (
 from tensorhub.messages import (
     Claim,
     Conflicted,
-    Done,
     Join,
     Joined,
     Leave,
@@ -58,7 +52,6 @@ from tensorhub.ports import Engine, Offload
 from tensorhub.types import (
     NO_GENERATION,
     UNVERIFIED,
-    Digest,
     Generation,
     Location,
     Seat,
@@ -70,56 +63,6 @@ from tensorhub.types import (
 #: Beyond a call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
 REPLY_MARGIN_S = 1.0
 NS = 1_000_000_000
-
-
-class State(enum.Enum):
-    """What a buffer set holds, see the drawing above."""
-
-    EMPTY = "empty"
-    PUBLISHED = "published"
-    FILLING = "filling"
-    COMPLETE = "complete"
-    TORN = "torn"
-    SUSPENDED = "suspended"
-
-
-@dataclass(slots=True)
-class Slot:
-    """One buffer set of this member."""
-
-    buffers: Buffers
-    holding: Holding
-    state: State = State.EMPTY
-    #: What the registered tensors hold, whole; None unless published or complete.
-    version: Version | None = None
-    #: What is, or was last, being filled in; and what was there before.
-    target: Version | None = None
-    previous: Version | None = None
-    root: Digest = UNVERIFIED
-    verified: bool = True
-    #: Offered to nobody while readers drain, or because a drain timed out.
-    hidden: bool = False
-    publication: Publication | None = None
-    task: asyncio.Task[None] | None = None
-    #: Source generation of the running filling, for a restarted server.
-    upstream: Generation = NO_GENERATION
-    #: The operation that runs on this slot, in words; a second one is refused.
-    running: str | None = None
-    #: Notices for the running replicate.
-    notices: asyncio.Queue[Notice] | None = None
-    transfer: Callable[[], Transfer] | None = None
-    #: A `Done` whose answer was lost: to be asked again before anything else.
-    pending: Done | None = None
-
-    def describe(self) -> str:
-        """The state in words, for errors: `torn(target 7, previous 6)`."""
-        match self.state:
-            case State.FILLING | State.TORN:
-                return f"{self.state.value}(target {self.target}, previous {self.previous})"
-            case State.PUBLISHED | State.COMPLETE:
-                return f"{'hidden ' if self.hidden else ''}{self.state.value} {self.version}"
-            case _:
-                return self.state.value
 
 
 @dataclass(slots=True)
@@ -294,7 +237,7 @@ class Member:
         if slot.task is not None:
             await asyncio.wait([slot.task])
             slot.task = None
-        slot.state, slot.version, slot.hidden, slot.root = State.EMPTY, None, False, UNVERIFIED
+        slot.clear()
 
     def _raise_if_broken(self, slot: Slot, readers: tuple[str, ...], where: Where) -> None:
         publication, slot.publication = slot.publication, None
@@ -315,8 +258,6 @@ class Member:
         self, selector: Selector, name: str, timeout_s: float, only: Sequence[str] | None
     ) -> Replication:
         """Pull a version into the registered tensors, then serve it. See `client/pull.py`."""
-        from tensorhub.client.pull import Pull
-
         with self._exclusive(name, "replicate") as slot:
             if slot.state is State.PUBLISHED:
                 raise AlreadyPublished(

@@ -1,0 +1,91 @@
+"""What one buffer set holds, as its process knows it. Only `member.py`, `pull.py` and `transaction.py` change it.
+
+empty --publish--> published --unpublish--> empty          (hidden in between, while readers drain)
+empty/complete --replicate--> filling --commit--> complete
+                                      --failure, first byte landed--> torn --replicate--> filling
+complete --unpublish--> empty         anything --suspend--> suspended --resume--> empty
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensorhub.client.buffers import Buffers
+from tensorhub.client.holding import Holding
+from tensorhub.client.publication import Publication
+from tensorhub.client.results import Transfer
+from tensorhub.messages import Done, Notice
+from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, Version
+
+
+class State(enum.Enum):
+    """What a buffer set holds, see the drawing above."""
+
+    EMPTY = "empty"
+    PUBLISHED = "published"
+    FILLING = "filling"
+    COMPLETE = "complete"
+    TORN = "torn"
+    SUSPENDED = "suspended"
+
+
+@dataclass(slots=True)
+class Slot:
+    """One buffer set of this member."""
+
+    buffers: Buffers
+    holding: Holding
+    state: State = State.EMPTY
+    #: What the registered tensors hold, whole; None unless published or complete.
+    version: Version | None = None
+    #: What is, or was last, being filled in; and what was there before.
+    target: Version | None = None
+    previous: Version | None = None
+    root: Digest = UNVERIFIED
+    verified: bool = True
+    #: Offered to nobody while readers drain, or because a drain timed out.
+    hidden: bool = False
+    publication: Publication | None = None
+    task: asyncio.Task[None] | None = None
+    #: Source generation of the running filling, for a restarted server.
+    upstream: Generation = NO_GENERATION
+    #: The operation that runs on this slot, in words; a second one is refused.
+    running: str | None = None
+    #: Notices for the running replicate.
+    notices: asyncio.Queue[Notice] | None = None
+    transfer: Callable[[], Transfer] | None = None
+    #: A `Done` whose answer was lost: to be asked again before anything else.
+    pending: Done | None = None
+
+    def fill(self, target: Version, upstream: Generation, *, verified: bool) -> None:
+        """Bytes of `target` may land from now on: the tensors hold no version."""
+        self.previous = self.version if self.version is not None else self.previous
+        self.state, self.version, self.target, self.upstream = State.FILLING, None, target, upstream
+        self.verified, self.hidden, self.root, self.pending = verified, False, UNVERIFIED, None
+
+    def complete(self, version: Version, root: Digest) -> None:
+        """The group has committed: this is what the tensors hold, and what is served."""
+        self.state, self.version, self.root, self.hidden = State.COMPLETE, version, root, False
+        self.target, self.previous, self.upstream = None, None, NO_GENERATION
+
+    def tear(self) -> None:
+        """The tensors may hold bytes of `target` and of `previous`."""
+        self.state, self.version = State.TORN, None
+
+    def clear(self) -> None:
+        """The tensors are the user's, and hold no version that we know of."""
+        self.state, self.version, self.hidden, self.root = State.EMPTY, None, False, UNVERIFIED
+        self.target, self.previous, self.upstream = None, None, NO_GENERATION
+
+    def describe(self) -> str:
+        """The state in words, for errors: `torn(target 7, previous 6)`."""
+        match self.state:
+            case State.FILLING | State.TORN:
+                return f"{self.state.value}(target {self.target}, previous {self.previous})"
+            case State.PUBLISHED | State.COMPLETE:
+                return f"{'hidden ' if self.hidden else ''}{self.state.value} {self.version}"
+            case _:
+                return self.state.value

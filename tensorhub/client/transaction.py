@@ -1,0 +1,98 @@
+"""One group transaction as one shard sees it: ask, commit, abort; and an outcome that was lost, asked again.
+
+The server decides for the whole replica; this module makes what it decided true of the slot. A sequence number is
+used up by whatever ends it, on every shard alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tensorhub.errors import Broken, Closed, GroupAborted, LeaseLost, TensorHubError
+from tensorhub.messages import Abort, Committed, Done, Granted, Held, Replicate
+from tensorhub.types import NO_GENERATION, Digest, Generation, Selector, Version
+
+if TYPE_CHECKING:
+    from tensorhub.client.member import Member, Slot
+
+NS = 1_000_000_000
+#: Beyond the call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
+REPLY_MARGIN_S = 1.0
+#: Telling the server of a failure must not hold up the error for long.
+ABORT_S = 2.0
+
+
+class Transaction:
+    """Sequence number `sequence` of this seat in incarnation `group` of its group."""
+
+    def __init__(self, member: Member, slot: Slot, left_s: Callable[[], float]) -> None:
+        self._member = member
+        self._slot = slot
+        self._left_s = left_s
+        self._group, self.sequence = member.group, member.sequence
+
+    async def ask(
+        self, selector: Selector, generation: Generation, timeout_s: float, *, serves: bool
+    ) -> Held | Granted:
+        """Ask for a version; the answer is the group's decision and this shard's source."""
+        request = Replicate(
+            self._member.seat,
+            self._slot.buffers.name,
+            self._group,
+            self.sequence,
+            selector,
+            int(timeout_s * NS),
+            generation,
+            serves,
+        )
+        reply = await self._member.session.call(request, timeout_s + REPLY_MARGIN_S)
+        if not isinstance(reply, Held | Granted):
+            raise Broken(f"Replicate was answered by {reply!r}")
+        return reply
+
+    async def commit(self, version: Version, generation: Generation, root: Digest, nbytes: int) -> None:
+        """This shard is done; returns once all are. Until the answer is known, `slot.pending` keeps the question."""
+        slot = self._slot
+        slot.pending = Done(self._member.seat, self._group, self.sequence, generation, root, nbytes)
+        reply = await self._member.session.call(slot.pending, self._left_s() + REPLY_MARGIN_S)
+        if not isinstance(reply, Committed) or reply.version != version:
+            raise Broken(f"Done of version {version} was answered by {reply!r}")
+        slot.pending = None
+        self._advance()
+
+    async def settle_unknown(self) -> None:
+        """Ask again how an earlier transaction ended, whose commit reply was lost."""
+        slot, pending = self._slot, self._slot.pending
+        if pending is None:
+            return
+        self._group, self.sequence = pending.group, pending.sequence
+        try:
+            reply = await self._member.session.call(pending, self._left_s() + REPLY_MARGIN_S)
+        except (GroupAborted, LeaseLost):
+            slot.holding.end()
+        else:
+            if not isinstance(reply, Committed):
+                raise Broken(f"Done asked again was answered by {reply!r}")
+            slot.complete(reply.version, pending.root)
+        slot.pending = None
+        self._advance()
+        self._group, self.sequence = self._member.group, self._member.sequence
+
+    async def abort(self, failure: BaseException) -> None:
+        """The sequence number is over for the whole group, because of this shard, unless that is known already."""
+        if not isinstance(failure, GroupAborted | Closed):
+            reason = failure.message if isinstance(failure, TensorHubError) else type(failure).__name__
+            with suppress(TensorHubError, TimeoutError):
+                async with asyncio.timeout(ABORT_S):
+                    request = Abort(self._member.seat, self._group, self.sequence, reason)
+                    await self._member.session.call(request, ABORT_S)
+        self._slot.upstream, self._slot.pending = NO_GENERATION, None
+        self._advance()
+
+    def _advance(self) -> None:
+        """A group that has moved on meanwhile counts from 0 again by itself."""
+        if (self._member.group, self._member.sequence) == (self._group, self.sequence):
+            self._member.sequence += 1
