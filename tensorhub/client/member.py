@@ -27,6 +27,7 @@ from tensorhub.errors import (
     DrainTimeout,
     NotPublished,
     NotRegistered,
+    SeatTaken,
     TensorHubError,
     Unavailable,
     UsageError,
@@ -42,6 +43,7 @@ from tensorhub.messages import (
     Moved,
     Notice,
     Publish,
+    Refused,
     Seal,
     SourceLost,
     TransactionAborted,
@@ -82,13 +84,13 @@ class Member:
     location: Location
     #: Fresh random ids; a parameter so that a simulation is deterministic.
     fresh: Callable[[], bytes]
-    #: False lets a reader and its source be of one process; True is for tests of an engine alone.
-    preference: tuple[str, ...] = ()
     slots: dict[str, Slot] = field(default_factory=dict)
     group: int = 0
     sequence: int = 0
     closed: bool = False
-    #: What a replicate with `only=` keeps from being a version: shown in errors.
+    #: Why the seat is not ours any more: the server gave it to another process after a loss of connection.
+    lost: Refused | None = None
+    #: Publications' background halves.
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -119,6 +121,8 @@ class Member:
         """The buffer set of that name, usable; or the error that says why not."""
         if self.closed:
             raise Closed("the hub is closed; open a new one", self.where)
+        if self.lost is not None:
+            raise SeatTaken(f"this seat was lost: {self.lost.message}", self.lost.where.over(self.where))
         slot = self.slots.get(name)
         if slot is None:
             known = ", ".join(repr(known) for known in self.slots) or "none"
@@ -308,8 +312,12 @@ class Member:
 
     # ------------------------------------------------------------ what the session tells us
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: Notice | Joined | Refused) -> None:
         match notice:
+            case Joined(group=group, sequence=sequence):
+                self.group, self.sequence, self.lost = group, sequence, None
+            case Refused():
+                self.lost = notice
             case Moved(group=group):
                 self.group, self.sequence = group, 0
             case SourceLost() | TransactionAborted():

@@ -70,6 +70,8 @@ class Pull:
         self._phases = dict.fromkeys(PHASES, 0.0)
         self._filling: Filling | None = None
         self._grant: Granted | None = None
+        #: Lapses of the lease before the grant: one more, and the source may have been told that we are gone.
+        self._lapses = member.session.lapses
         #: A byte may have landed: a failure from here on tears the registered tensors.
         self._written = False
 
@@ -116,7 +118,7 @@ class Pull:
         if isinstance(reply, Held):
             await self._transaction.commit(reply.version, slot.holding.generation, slot.root, 0)
             return self._result(reply.version, held=True)
-        self._grant = reply
+        self._grant, self._lapses = reply, self._member.session.lapses
         drained_s = min(reply.drained_ns / NS, self._phases["wait"])
         self._phases["wait"] -= drained_s
         self._phases["drain"] += drained_s
@@ -271,10 +273,9 @@ class Pull:
         """Stop reading when the lease may have run out: the source may have been told that we are gone."""
         if self._member.closed:
             raise Closed("the hub was closed")
-        if self._member.session.fenced():
-            raise LeaseLost(
-                f"this process could not reach its server for {self._member.session.lease_s:g} s, its lease"
-            )
+        session = self._member.session
+        if session.fenced() or session.lapses != self._lapses:
+            raise LeaseLost(f"this process could not reach its server for {session.lease_s:g} s, its lease")
 
     # ------------------------------------------------------------ the end
 
