@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
 from tensorhub import messages as m
 from tensorhub.client.pending import ASKED_AGAIN, Pending, Subscription, Watching, error_of
@@ -78,6 +78,7 @@ class Session:
                     raise
                 await asyncio.sleep(pause_s)
         self._ended = None
+        self._connection = connection  # nothing waits: callers may ask at once
         self._owner = asyncio.create_task(self._own(connection), name=f"session {self.id.hex()[:8]}")
 
     async def call(self, request: Request, timeout_s: float) -> Reply:
@@ -180,13 +181,11 @@ class Session:
 
     async def _serve(self, connection: Connection) -> None:
         """Everything while one connection lasts."""
+        resume = () if self._connection is not None else (self._resume(connection),)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive(connection))
-                tasks.create_task(self._watch_heart())
-                tasks.create_task(self._resume(connection))
-        except* ServerUnavailable as lost:
-            self._trouble = str(lost.exceptions[0])
+            await _until_one_fails(self._receive(connection), self._watch_heart(), *resume)
+        except ServerUnavailable as lost:
+            self._trouble = str(lost)
         finally:
             self._connection = None
             await connection.close()
@@ -206,21 +205,15 @@ class Session:
         raise ServerUnavailable(f"the heartbeat ended: {why}")
 
     async def _resume(self, connection: Connection) -> None:
-        """Open the connection to callers, then ask what waits: under fresh ids, since old answers may still come."""
+        """Open the connection to callers, then ask what waits: by the same ids, so that a server that still knows the
+        first asking takes the second for the same."""
         watches, calls = list(self._watching.values()), list(self._pending.values())
         self._connection = connection  # from here on, new calls ask for themselves
         for watching in watches:
-            if self._watching.pop(watching.call_id, None) is None:
-                continue
-            watching.call_id = self._next_id()
-            self._watching[watching.call_id] = watching
             await self._send(connection, Call(watching.call_id, m.Watch(watching.model)))
         for pending in calls:
-            if self._pending.pop(pending.call_id, None) is None:
-                continue  # given up while the ones before it were sent
-            pending.call_id = self._next_id()
-            self._pending[pending.call_id] = pending
-            await self._ask(connection, pending)
+            if not pending.answered.done():
+                await self._ask(connection, pending)
 
     async def _reconnect(self) -> Connection | None:
         """The next connection, however long it takes; None when the server refuses this session for good."""
@@ -359,6 +352,22 @@ class Session:
 
     def _now_ns(self) -> int:
         return round(self._now_s() * 1e9)
+
+
+async def _until_one_fails(*work: Coroutine[object, object, None]) -> None:
+    """Run all at once until one raises; end the others, then raise that error.
+
+    Not a TaskGroup: in Python 3.11 it loses a cancellation that meets an error of its tasks, and wraps the error.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    raise min(errors, key=lambda error: isinstance(error, ServerUnavailable))  # our own fault says more than a loss
 
 
 def _again(error: TensorHubError) -> TensorHubError:

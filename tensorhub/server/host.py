@@ -27,6 +27,11 @@ INBOX_MAX = 1024
 #: Answers that wait for one peer. Replies are one per call, notices few: a peer so far behind does not read.
 OUTBOX_MAX = 4096
 
+#: A deadline that is overdue by more says that this process was stopped; a busy one is late by less.
+STALL_NS = 500_000_000
+#: After it was stopped, to hear what was said meanwhile before it declares anybody dead for its own silence.
+LISTEN_S = 0.1
+
 _LOG = logging.getLogger("tensorhub.server")
 
 
@@ -141,6 +146,8 @@ class Host:
         """Serve until `stop`; raises `Broken` when the machine broke."""
         try:
             while self._stopped is None:
+                if self._overdue_ns() > STALL_NS:
+                    await asyncio.sleep(LISTEN_S)
                 self._work()
                 self._arm()
                 await asyncio.sleep(0)  # doors and peers get their turn between two batches
@@ -183,11 +190,7 @@ class Host:
             self._timer = asyncio.get_running_loop().call_later(left_us / 1e6, self._wake.set)
 
     def _work(self) -> None:
-        """All that is due and queued, in order."""
-        deadline_ns = self._machine.next_deadline_ns()
-        now_ns = self._clock_ns()
-        if deadline_ns is not None and deadline_ns <= now_ns:
-            self._deliver(self._guarded(None, None, lambda: self._machine.tick(now_ns)))
+        """All that is queued, in order, then all that is due: a beat that came in time counts."""
         while self._inbox:
             door, call = self._inbox.popleft()
             if call is None:
@@ -195,6 +198,14 @@ class Host:
             else:
                 self._receive(door, call)
         self._room.set()
+        now_ns = self._clock_ns()
+        if self._overdue_ns() >= 0:
+            self._deliver(self._guarded(None, None, lambda: self._machine.tick(now_ns)))
+
+    def _overdue_ns(self) -> int:
+        """How late the machine's next deadline is; negative while there is time."""
+        deadline_ns = self._machine.next_deadline_ns()
+        return -1 if deadline_ns is None else self._clock_ns() - deadline_ns
 
     def _lost(self, door: Door) -> None:
         session, door.session = door.session, None

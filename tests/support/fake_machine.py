@@ -38,10 +38,14 @@ class FakeMachine:
     lost: list[SessionId] = field(default_factory=list)
     #: Requests of these classes get no answer, as if it were lost.
     mute: tuple[type, ...] = ()
+    #: False: nobody is let in.
+    welcomes: bool = True
 
     def receive(self, now_ns: int, sender: SessionId, call: int, request: Request) -> list[Outgoing]:
         self.heard.append(request)
         if isinstance(request, m.Hello):
+            if not self.welcomes:
+                return [Outgoing(sender, call, refused("Unauthorized", "no token"))]
             self.leases[sender] = now_ns + LEASE_NS
             return [Outgoing(sender, call, m.Welcome(self.epoch, LEASE_NS, self.beat_ns))]
         if sender not in self.leases:
