@@ -129,7 +129,7 @@ def serve(context: typer.Context) -> None:
     """Run the local reference server in the foreground (arguments go to it; --help lists them)."""
     # The server is the one thing of the command line that needs neither hub nor torch.
     host = importlib.import_module("tensorhub.server.__main__")
-    raise typer.Exit(int(host.main(context.args) or 0))
+    raise typer.Exit(int(host.main(["local", *context.args]) or 0))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -82,7 +82,7 @@ def digest_rows(data: Tensor) -> Tensor:
 def _block_sums(data: Tensor) -> Tensor:
     """What each whole block adds to the lanes, (C, B, L): a sum over its stripes, in any order."""
     words_CSL = _words(data)
-    words_CBSL = words_CSL.reshape(len(data), -1, STRIPES_PER_BLOCK, 8)
+    words_CBSL = words_CSL.reshape(len(data), words_CSL.shape[1] // STRIPES_PER_BLOCK, STRIPES_PER_BLOCK, 8)
     return _stripe_sums(words_CBSL, _stripe_secret(STRIPES_PER_BLOCK, data))
 
 
@@ -122,7 +122,7 @@ def _words(data: Tensor) -> Tensor:
     aligned = data.stride(1) == 1 and data.stride(0) % 8 == 0 and data.storage_offset() % 8 == 0
     if not aligned or data.data_ptr() % 8 != 0:
         data = data.clone(memory_format=torch.contiguous_format)
-    return data.view(torch.int64).reshape(len(data), -1, 8)
+    return data.view(torch.int64).reshape(len(data), data.shape[1] // STRIPE_BYTES, 8)
 
 
 def _stripe_secret(stripes: int, like: Tensor) -> Tensor:

@@ -34,6 +34,11 @@ class FrameReader:
         self._stream = stream
         self._buffer = bytearray()
 
+    @property
+    def pending(self) -> bool:
+        """Whether part of a frame is here."""
+        return bool(self._buffer)
+
     async def next(self, *, idle_s: float | None, rest_s: float = FRAME_REST_S) -> bytes | None:
         """The next payload, or None at the stream's proper end.
 

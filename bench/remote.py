@@ -1,0 +1,101 @@
+"""Real processes for benchmarks: each runs module-level functions on request, under a deadline, and dies with us.
+
+It decides nothing about what is measured. A function gets the process's own state (a dict) first, then its arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+#: No single call of a benchmark takes longer on a machine that is worth measuring on.
+CALL_SECONDS = 120.0
+END_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1
+
+State = dict[str, Any]
+
+
+class RemoteFailed(Exception):
+    """A worker raised, died or was too slow; carries its traceback where there is one."""
+
+
+class Remote:
+    """One spawned process. A context manager: leaving it ends the process."""
+
+    def __init__(self, name: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name=f"bench-{name}", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._process.join(END_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(END_SECONDS)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = CALL_SECONDS) -> Any:
+        """The function's result there."""
+        self.start(function, *arguments)
+        return self.result(timeout_s)
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Begin a call; `result` ends it."""
+        self._connection.send((function, arguments))
+
+    def result(self, timeout_s: float = CALL_SECONDS) -> Any:
+        if not self._connection.poll(timeout_s):
+            raise RemoteFailed(f"{self.name}: no result within {timeout_s:g} s")
+        try:
+            ok, value = self._connection.recv()
+        except EOFError:
+            self._process.join(END_SECONDS)
+            raise RemoteFailed(f"{self.name}: ended with exit code {self._process.exitcode}") from None
+        if not ok:
+            raise RemoteFailed(f"{self.name}: {value}")
+        return value
+
+
+def both(reader: Remote, wait: tuple[Any, ...], publisher: Remote, act: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Let the reader begin to wait, then the publisher act; both results."""
+    reader.start(*wait)
+    time.sleep(SETTLE_SECONDS)
+    return publisher.call(*act), reader.result()
+
+
+#: Enough for a reader's request to reach the server; not part of any measurement.
+SETTLE_SECONDS = 0.1
+
+
+def _serve(connection: Connection) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    state: State = {}
+    try:
+        while True:
+            function, arguments = connection.recv()
+            try:
+                connection.send((True, function(state, *arguments)))
+            except Exception:  # noqa: BLE001  the parent gets it, whatever it is
+                connection.send((False, traceback.format_exc()))
+    except EOFError:
+        pass
+    for hub in state.get("hubs", {}).values():
+        hub.close()

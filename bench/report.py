@@ -1,0 +1,78 @@
+"""Shows what a question found: a table for people, one JSON document for programs. It measures nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.measure import Ratio, Sample
+
+
+@dataclass(slots=True)
+class Report:
+    """One question's answer: the samples measured, by name and unit, and the ratios between them."""
+
+    question: str
+    results: dict[str, Sample] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    ratios: list[Ratio] = field(default_factory=list)
+
+    def add(self, name: str, unit: str, found: Sample) -> None:
+        self.results[name] = found
+        self.units[name] = unit
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "question": self.question,
+            "machine": machine(),
+            "results": {name: asdict(found) | {"unit": self.units[name]} for name, found in self.results.items()},
+            "ratios": {found.name: asdict(found) for found in self.ratios},
+        }
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+
+    def show(self, console: Console) -> None:
+        measured = Table(title=f"{self.question}: measured", title_justify="left")
+        for heading in ("what", "median", "quartiles", "unit", "n"):
+            measured.add_column(heading)
+        for name, found in self.results.items():
+            spread = f"{found.low:.4g} to {found.high:.4g}"
+            measured.add_row(name, f"{found.median:.4g}", spread, self.units[name], str(found.count))
+        ratios = Table(title=f"{self.question}: ratios, medians of pairs", title_justify="left")
+        for heading in ("ratio", "median", "quartiles", "n", "bound", ""):
+            ratios.add_column(heading)
+        for answer in self.ratios:
+            verdict = {True: "[green]holds[/]", False: "[red]falls short[/]", None: ""}[answer.holds]
+            spread = f"{answer.low:.3f} to {answer.high:.3f}"
+            ratios.add_row(answer.name, f"{answer.value:.3f}", spread, str(answer.count), answer.bound, verdict)
+        console.print(measured, ratios)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on, as far as they depend on it."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
