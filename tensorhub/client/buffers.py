@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tensorhub.errors import Where
+from tensorhub.pipeline.counter import Span
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
 
@@ -39,8 +40,8 @@ class Buffers(Protocol):
         """Bytes of staging memory held beside the tensors themselves."""
         ...
 
-    def counters(self) -> Sequence[int | None]:
-        """One write counter per tensor (torch's `_version`), None where there is none."""
+    def counters(self) -> list[int | None]:
+        """One write counter per name of the manifest (torch's `_version`), None where there is none."""
         ...
 
     def check_in_place(self, where: Where) -> None:
@@ -49,10 +50,6 @@ class Buffers(Protocol):
 
     def check_writable(self, where: Where) -> None:
         """Raise `UnsupportedTensor` naming each tensor that cannot be a destination."""
-        ...
-
-    def changed(self, before: Sequence[int | None]) -> list[str]:
-        """Names of the tensors written to since `before = counters()`."""
         ...
 
     def stage(self) -> None:
@@ -67,7 +64,7 @@ class Buffers(Protocol):
         """The same tensors mapped onto a compatible manifest with other aliases. `LayoutMismatch` lists differences."""
         ...
 
-    def subset(self, names: Sequence[str], theirs: Manifest, where: Where) -> Selection:
+    def subset(self, names: Collection[str], theirs: Manifest, where: Where) -> Selection:
         """A destination for exactly these names of `theirs`."""
         ...
 
@@ -84,8 +81,8 @@ class Selection(Protocol):
         ...
 
     @property
-    def chunks(self) -> Sequence[tuple[int, int]]:
-        """[first, last) chunk spans in stream order."""
+    def wanted(self) -> Sequence[Span]:
+        """Spans of chunks to pull, in stream order."""
         ...
 
     def install(self) -> None: ...

@@ -6,12 +6,13 @@ done by `client/member.py` on the runtime's loop. Nothing is decided here.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tensorhub.client.member import Member
 from tensorhub.client.results import Replication, Transfer
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = Mapping[str, torch.Tensor] | torch.nn.Module
+
+T = TypeVar("T")
 
 NS = 1_000_000_000
 #: Beyond a call's own deadline, see `client/member.py`.
@@ -195,11 +198,8 @@ class Hub:
         """Changes of this model as they happen, until none comes for `timeout` seconds."""
         events = self._member.session.watch(self._member.seat.model)
         try:
-            while True:
-                try:
-                    yield self._on_loop(_next(events, timeout), timeout)
-                except (StopAsyncIteration, TimeoutError):
-                    return
+            while (event := self._on_loop(_next(events, timeout), timeout)) is not None:
+                yield event
         finally:
             if not self._closed:
                 self._on_loop(events.aclose(), CLOSE_S)
@@ -217,7 +217,7 @@ class Hub:
         finally:
             self._runtime.release()
 
-    def _on_loop(self, work: Any, timeout_s: float) -> Any:
+    def _on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         if self._closed:
             work.close()
             raise Closed("the hub is closed; open a new one", self._member.where)
@@ -369,19 +369,19 @@ async def _close(runtime: Runtime, member: Member, address: str, preference: tup
     await runtime.leave_session(address, CLOSE_S)
 
 
-async def _call(work: Any) -> Any:
-    return work()
+async def _call(work: Callable[[], None]) -> None:
+    work()
 
 
-async def _next(events: Any, timeout_s: float) -> Event:
-    import asyncio
+async def _next(events: AsyncIterator[Event], timeout_s: float) -> Event | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await anext(events)
+    except (StopAsyncIteration, TimeoutError):
+        return None
 
-    async with asyncio.timeout(timeout_s):
-        event: Event = await anext(events)
-        return event
 
-
-def _expect(reply: object, kind: type[Any]) -> Any:
+def _expect(reply: object, kind: type[T]) -> T:
     if not isinstance(reply, kind):
         raise Broken(f"expected {kind.__name__}, the server answered {reply!r}")
     return reply

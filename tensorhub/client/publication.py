@@ -6,7 +6,7 @@ talks to the server and never touches the tensors' contents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ class Publication:
     holding: Holding
     where: Where
     offload: Offload
-    counters: Sequence[int | None]
+    counters: list[int | None]
     #: Set by the owner to end the job early: nobody needs the rest.
     stopped: bool = False
     #: Set once everything may be read.
@@ -72,8 +72,10 @@ class Publication:
 
     def check(self) -> None:
         """Raise `ContractBroken` naming every tensor written to since the publish was called."""
-        changed = self.holding.buffers.changed(self.counters)
-        if changed:
+        counters = self.holding.buffers.counters()
+        if counters != self.counters:
+            names = zip(self.holding.manifest.names, self.counters, counters, strict=True)
+            changed = [name for name, before, now in names if before != now]
             shown = ", ".join(repr(name) for name in changed[:NAMES_SHOWN_MAX])
             more = f" and {len(changed) - NAMES_SHOWN_MAX} more" if len(changed) > NAMES_SHOWN_MAX else ""
             self.broken = ContractBroken(

@@ -207,7 +207,7 @@ class Pull:
             manifest,
             target.memory,
             holding.digests if whole else np.zeros(manifest.chunks, dtype=np.uint64),
-            Counter(manifest.chunk_ends, None if whole else target.chunks),  # type: ignore[union-attr]
+            Counter(manifest.chunk_ends, None if whole else target.wanted),  # type: ignore[union-attr]
             holding.raise_to if whole else _nothing,
             self._member.offload,
             self._fence,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 from tensorhub import messages as m
 from tensorhub.client.pending import ASKED_AGAIN, Pending, Subscription, Watching, error_of
@@ -125,7 +125,7 @@ class Session:
         """Hear no more of a seat; unknown ones are fine."""
         self._seats.pop(seat, None)
 
-    async def watch(self, model: ModelKey) -> AsyncIterator[Event]:
+    async def watch(self, model: ModelKey) -> AsyncGenerator[Event, None]:
         """Events of a model from now on, until the iterator is closed. Those during a loss of connection are missed."""
         if self._ended is not None:
             raise _again(self._ended)

@@ -45,7 +45,8 @@ class Sources:
 
     def open(self, grant: Granted) -> Source:
         """The granted source, over the best engine that reaches it; `EngineUnavailable` says why none does."""
-        choice = choose(self._member.engines, grant.source.locators)
+        engines = self._member.engines
+        choice = choose(engines, grant.source.locators, [engine.name for engine in engines])
         seat = grant.source.seat
         reason = f"{grant.reason}; {choice.reason}"
         self.uses.append(SourceUse(seat.replica, seat.shard, 0, choice.engine.name, reason))
