@@ -22,6 +22,7 @@ def bytes_of(ranges: Ranges) -> list[tuple[int, int]]:
     return [(remote + i, local + i) for remote, local, nbytes in rows for i in range(nbytes)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 2**63), st.integers(1, 2**63), st.integers(1, 9)), min_size=1), st.integers(1, 12)
