@@ -1,7 +1,7 @@
 """The tensors a user registers, as columns: read fast, refused by name.
 
-Decides which tensors have bytes that may move. It never copies, converts or keeps a tensor alive beyond the registration
-it is part of; nothing is remembered from one registration to the next.
+Decides which tensors have bytes that may move. It never copies or converts, and keeps no tensor alive beyond the
+registration it is part of; nothing is remembered from one registration to the next.
 
 A module contributes what its `state_dict` does: every parameter and persistent buffer under each of its names, the very
 tensors (`keep_vars`), so that storages, ties and version counters are the module's own. Non-persistent buffers are
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.parameter import UninitializedTensorMixin
 
 from tensorhub.errors import UnsupportedTensor, UsageError, Where
 from tensorhub.pipeline.columns import is_rising, numel_of
@@ -86,7 +87,7 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
             raise _SuspectError
     if any(kind.is_complex for kind in dtypes) and any(t.is_conj() for t in tensors):
         raise _SuspectError
-    if any(str(kind).startswith(("torch.q", "torch.quint")) for kind in dtypes):
+    if any(str(kind).startswith("torch.q") for kind in dtypes):
         raise _SuspectError
     count = len(tensors)
     numels = np.array([numel_of(shape) for shape in shapes], dtype=np.int64)
@@ -120,7 +121,7 @@ def _kind_problem(kind: type) -> str | None:
     """Why no value of this type can be registered."""
     if not issubclass(kind, torch.Tensor):
         return f"a {kind.__name__}, not a tensor"
-    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
+    if issubclass(kind, UninitializedTensorMixin):
         return "not initialized yet; run the module once"
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         hint = "; register its `.to_local()`" if hasattr(kind, "to_local") else ""
