@@ -43,7 +43,7 @@ def find(held: Tensors) -> tuple[I64, U64]:
     offset[rows[is_held]] = start[is_held] - start[holder[is_held]]
     seen: dict[tuple[object, ...], int] = {}
     for i in map(int, np.flatnonzero(~held.is_contiguous & (held.nbytes > 0))):
-        key = (int(held.addresses[i]), held.shapes[i], held.tensors[i].stride(), held.dtypes[i])
+        key = (int(held.addresses[i]), held.shape(i), held.strides[i], int(held.dtype_of[i]))
         first = seen.setdefault(key, i)
         if first != i:
             parent[i] = first
@@ -58,7 +58,7 @@ def overlaps(held: Tensors, parent: I64) -> list[str]:
     found = [
         f"{held.names[i]!r} overlaps itself, as an expanded tensor does"
         for i in strided
-        if _overlaps_itself(held.shapes[i], held.tensors[i].stride())
+        if _overlaps_itself(held.shape(i), held.strides[i])
     ]
     nbytes = held.nbytes[rows].copy()
     if spans:
@@ -89,7 +89,7 @@ def _expand_colliding(held: Tensors, start: U64, size: U64, rows: I64) -> tuple[
     left = OVERLAP_RUNS_MAX
     for k in broken:
         i = int(rows[k])
-        pieces = memory_runs(held.shapes[i], held.tensors[i].stride(), held.tensors[i].itemsize, left)
+        pieces = memory_runs(held.shape(i), held.strides[i], held.tensors[i].itemsize, left)
         if pieces is None:
             continue  # too fine to tell: it counts as everything between its first and last byte
         offsets, run_bytes = pieces
@@ -104,7 +104,8 @@ def _expand_colliding(held: Tensors, start: U64, size: U64, rows: I64) -> tuple[
 
 def memory_runs(shape: Sequence[int], strides: Sequence[int], item_bytes: int, runs_max: int) -> tuple[U64, int] | None:
     """(offsets, bytes of each run): the memory of a strided tensor, in no order. None for more runs than allowed."""
-    block, outer = item_bytes, []
+    block = item_bytes
+    outer: list[tuple[int, int]] = []
     for stride, dim in sorted(
         (stride * item_bytes, dim) for dim, stride in zip(shape, strides, strict=True) if dim > 1
     ):
@@ -128,9 +129,8 @@ def grid(dims: Sequence[tuple[int, int]]) -> U64:
 
 def _span_bytes(held: Tensors, i: int) -> int:
     """Bytes from the first to behind the last byte of a strided tensor."""
-    tensor = held.tensors[i]
-    reach = sum((dim - 1) * stride for dim, stride in zip(held.shapes[i], tensor.stride(), strict=True))
-    return (reach + 1) * tensor.itemsize
+    reach = sum((dim - 1) * stride for dim, stride in zip(held.shape(i), held.strides[i], strict=True))
+    return (reach + 1) * held.tensors[i].itemsize
 
 
 def _overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:

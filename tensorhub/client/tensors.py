@@ -11,7 +11,7 @@ derived state and stay out, as they do in a checkpoint.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tensorhub.errors import UnsupportedTensor, UsageError, Where
 from tensorhub.pipeline.columns import is_rising, numel_of
 from tensorhub.ports import U64
 
 #: Tensors read at a time, column by column: what they touch stays in the core's cache between two columns.
-BLOCK = 512
+BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +37,19 @@ class Tensors:
     tensors: list[torch.Tensor]
     addresses: U64
     nbytes: U64
+    #: Distinct dtypes, and which one each tensor has; the same for shapes.
     dtypes: list[str]
+    dtype_of: NDArray[np.int64]
     shapes: list[tuple[int, ...]]
+    shape_of: NDArray[np.int64]
     is_contiguous: NDArray[np.bool_]
+    #: {row: strides}, in elements, of the tensors that are not contiguous.
+    strides: dict[int, tuple[int, ...]]
     #: Where each tensor lies. Host memory only: what lies elsewhere is refused until an engine reads it.
     devices: list[str]
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        return self.shapes[int(self.shape_of[row])]
 
 
 def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
@@ -50,11 +58,10 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
         named = named.state_dict(keep_vars=True)
     if not isinstance(named, Mapping):
         raise UsageError(f"register a mapping of names to tensors or a module, not {type(named).__name__}", where)
-    names, tensors = list(map(str, named)), list(named.values())
-    if not is_rising(names):
-        order = sorted(range(len(names)), key=names.__getitem__)
-        names, tensors = [names[i] for i in order], [tensors[i] for i in order]
-        twice = [a for a, b in itertools.pairwise(names) if a == b]
+    names, tensors = list(named), list(named.values())
+    if set(map(type, names)) - {str}:
+        names = list(map(str, names))
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise UnsupportedTensor(f"names that are equal as text: {twice}", _at(where, twice[0]))
     if any(_kind_problem(kind) for kind in set(map(type, tensors))):
@@ -79,35 +86,47 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
     dtypes: defaultdict[torch.dtype, int] = defaultdict(itertools.count().__next__)
     for at in range(0, len(tensors), BLOCK):
         block = tensors[at : at + BLOCK]
-        pointers += [t.data_ptr() for t in block]
+        pointers += map(torch.Tensor.data_ptr, block)
         shape_of += map(shapes.__getitem__, [t.shape for t in block])
         dtype_of += map(dtypes.__getitem__, [t.dtype for t in block])
-        contiguous += [t.is_contiguous() for t in block]
-        if not all([t.is_cpu for t in block]) or any([t.is_neg() for t in block]):  # noqa: C419 - a list is faster
+        contiguous += map(torch.Tensor.is_contiguous, block)
+        if not all([t.is_cpu for t in block]) or any(map(torch.Tensor.is_neg, block)):  # noqa: C419 - a list is faster
             raise _SuspectError
-    if any(kind.is_complex for kind in dtypes) and any(t.is_conj() for t in tensors):
+    if any(dtype.is_complex for dtype in dtypes) and any(t.is_conj() for t in tensors):
         raise _SuspectError
-    if any(str(kind).startswith("torch.q") for kind in dtypes):
+    if any(str(dtype).startswith("torch.q") for dtype in dtypes):
         raise _SuspectError
-    count = len(tensors)
+    # Read in the user's order, which is about that of memory; sorted afterwards, as numbers.
+    order = _order(names)
+    form, kind = np.fromiter(shape_of, np.int64)[order], np.fromiter(dtype_of, np.int64)[order]
     numels = np.array([numel_of(shape) for shape in shapes], dtype=np.int64)
-    items = np.array([kind.itemsize for kind in dtypes], dtype=np.int64)
-    nbytes = (numels[shape_of] * items[dtype_of] if count else np.zeros(0)).astype(np.uint64)
-    addresses = np.array(pointers, dtype=np.uint64)
+    items = np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
+    nbytes = (numels[form] * items[kind]).astype(np.uint64)
+    addresses = np.fromiter(pointers, np.uint64)[order]
     if (nbytes[addresses == 0] > 0).any():
         raise _SuspectError
-    forms = [tuple(shape) for shape in shapes]
-    kinds = [str(kind).removeprefix("torch.") for kind in dtypes]
+    is_contiguous = np.fromiter(contiguous, np.bool_)[order]
+    rows = order.tolist()
+    tensors = list(map(tensors.__getitem__, rows))
     return Tensors(
-        names,
+        list(map(names.__getitem__, rows)),
         tensors,
         addresses,
         nbytes,
-        [kinds[i] for i in dtype_of],
-        [forms[i] for i in shape_of],
-        np.array(contiguous, dtype=np.bool_),
-        ["cpu"] * count,
+        [str(dtype).removeprefix("torch.") for dtype in dtypes],
+        kind,
+        [tuple(shape) for shape in shapes],
+        form,
+        is_contiguous,
+        {i: tensors[i].stride() for i in map(int, np.flatnonzero(~is_contiguous))},
+        ["cpu"] * len(tensors),
     )
+
+
+def _order(names: list[str]) -> NDArray[np.int64]:
+    """Rows in order of name."""
+    rows = range(len(names))
+    return np.fromiter(rows if is_rising(names) else sorted(rows, key=names.__getitem__), np.int64)
 
 
 def _refusal(names: list[str], tensors: list[Any], where: Where) -> UnsupportedTensor:
@@ -121,7 +140,7 @@ def _kind_problem(kind: type) -> str | None:
     """Why no value of this type can be registered."""
     if not issubclass(kind, torch.Tensor):
         return f"a {kind.__name__}, not a tensor"
-    if issubclass(kind, UninitializedTensorMixin):
+    if issubclass(kind, (UninitializedParameter, UninitializedBuffer)):
         return "not initialized yet; run the module once"
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         hint = "; register its `.to_local()`" if hasattr(kind, "to_local") else ""

@@ -14,7 +14,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -38,18 +38,25 @@ RANK_MAX = 64
 ITEM_BYTES_MAX = 16
 #: More than three times the dtypes torch has.
 DTYPES_MAX = 256
-DTYPE_NAME_BYTES_MAX = 64
+DTYPE_NAME_MAX = 64
 
 I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """One row per entry; `parent` is a row or -1, `parent_offset` the byte in the parent at which an alias begins."""
+    """One row per entry; few dtypes and shapes serve many rows, so each lies once in a table.
+
+    `parent` is a row or -1, `parent_offset` the byte in the parent at which an alias begins.
+    """
 
     names: list[str]
+    #: Distinct dtypes, and which one each entry has.
     dtypes: list[str]
+    dtype_of: I64
+    #: Distinct shapes, and which one each entry has.
     shapes: list[tuple[int, ...]]
+    shape_of: I64
     nbytes: U64
     parent: I64
     parent_offset: U64
@@ -62,19 +69,20 @@ class Columns:
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         parent = self.parent[order]
-        return Columns(
-            [self.names[i] for i in order],
-            [self.dtypes[i] for i in order],
-            [self.shapes[i] for i in order],
-            self.nbytes[order],
-            np.where(parent < 0, parent, place[parent]),
-            self.parent_offset[order],
+        return replace(
+            self,
+            names=[self.names[i] for i in order],
+            dtype_of=self.dtype_of[order],
+            shape_of=self.shape_of[order],
+            nbytes=self.nbytes[order],
+            parent=np.where(parent < 0, parent, place[parent]),
+            parent_offset=self.parent_offset[order],
         )
 
     def problem(self) -> str | None:
         """Why these are no manifest's columns, or None."""
-        lengths = {len(self.dtypes), len(self.shapes), len(self.nbytes), len(self.parent), len(self.parent_offset)}
-        if lengths != {len(self.names)}:
+        columns = (self.dtype_of, self.shape_of, self.nbytes, self.parent, self.parent_offset)
+        if set(map(len, columns)) != {len(self.names)}:
             return "columns differ in length"
         return _names_problem(self.names) or _sizes_problem(self) or _aliases_problem(self)
 
@@ -120,24 +128,24 @@ def _is_text(name: str) -> bool:
 
 def _sizes_problem(columns: Columns) -> str | None:
     """Why bytes, shapes and dtypes contradict each other or exceed a limit. No product or sum below can wrap."""
-    shapes, shape_of = table_of(columns.shapes)
+    shapes, dtypes = columns.shapes, columns.dtypes
+    if len(set(shapes)) != len(shapes) or len(set(dtypes)) != len(dtypes):
+        return "a table lists something twice"
+    if len(dtypes) > DTYPES_MAX or not all(dtype.isascii() and 0 < len(dtype) <= DTYPE_NAME_MAX for dtype in dtypes):
+        return "impossible dtypes"
     numels = np.array([numel_of(shape) for shape in shapes], dtype=np.int64)
     if (numels < 0).any():
         return f"impossible shapes {[shown(shape) for shape in shapes if numel_of(shape) < 0]}"
     if len(columns.nbytes) and int(columns.nbytes.max()) > STREAM_BYTES_MAX:
         return f"a tensor of {int(columns.nbytes.max())} bytes, the limit is {STREAM_BYTES_MAX}"
-    dtypes, dtype_of = table_of(columns.dtypes)
-    if len(dtypes) > DTYPES_MAX or not all(0 < len(dtype.encode()) <= DTYPE_NAME_BYTES_MAX for dtype in dtypes):
-        return "impossible dtypes"
-    numel, size = numels[shape_of], columns.nbytes.astype(np.int64)
+    numel, size, dtype_of = numels[columns.shape_of], columns.nbytes.astype(np.int64), columns.dtype_of
     items = np.zeros(len(dtypes), dtype=np.int64)
     np.maximum.at(items, dtype_of, size // np.maximum(numel, 1))
     is_possible = (items <= ITEM_BYTES_MAX)[dtype_of] & ((numel == 0) == (size == 0))
     if not is_possible.all() or not np.array_equal(numel * items[dtype_of], size):
         return "bytes do not follow from shapes and dtypes"
-    if size[columns.parent < 0].astype(np.float64).sum() > STREAM_BYTES_MAX:
-        return f"more than {STREAM_BYTES_MAX} bytes in one shard"
-    return None
+    is_too_much = size[columns.parent < 0].astype(np.float64).sum() > STREAM_BYTES_MAX
+    return f"more than {STREAM_BYTES_MAX} bytes in one shard" if is_too_much else None
 
 
 def _aliases_problem(columns: Columns) -> str | None:
@@ -169,13 +177,13 @@ def numel_of(shape: tuple[int, ...]) -> int:
 
 def pack(columns: Columns) -> bytes:
     """The bytes of consistent columns."""
-    dtypes, dtype_of = table_of(columns.dtypes)
-    shapes, shape_of = table_of(columns.shapes)
+    kinds, dtype_of = _by_first_use(columns.dtype_of)
+    forms, shape_of = _by_first_use(columns.shape_of)
     #: Bytes of one element; 0 for a dtype of which there is no element.
-    items = [0] * len(dtypes)
+    items = [0] * len(columns.dtypes)
     filled = np.flatnonzero(columns.nbytes)
-    for i in filled[np.unique(dtype_of[filled], return_index=True)[1]]:
-        items[dtype_of[i]] = int(columns.nbytes[i]) // math.prod(columns.shapes[i])
+    for i in filled[np.unique(columns.dtype_of[filled], return_index=True)[1]]:
+        items[columns.dtype_of[i]] = int(columns.nbytes[i]) // math.prod(columns.shapes[columns.shape_of[i]])
     aliases = np.flatnonzero(columns.parent >= 0)
     return bytes(
         msgpack.packb(
@@ -183,9 +191,9 @@ def pack(columns: Columns) -> bytes:
                 MAGIC,
                 FORMAT,
                 columns.names,
-                [[dtype, item] for dtype, item in zip(dtypes, items, strict=True)],
+                [[columns.dtypes[i], items[i]] for i in kinds],
                 dtype_of.astype("<u2").tobytes(),
-                shapes,
+                [columns.shapes[i] for i in forms],
                 shape_of.astype("<u4").tobytes(),
                 aliases.astype("<u4").tobytes(),
                 columns.parent[aliases].astype("<u4").tobytes(),
@@ -193,6 +201,15 @@ def pack(columns: Columns) -> bytes:
             ]
         )
     )
+
+
+def _by_first_use(values: I64) -> tuple[list[int], I64]:
+    """(the distinct values in order of first use, index of each value in that list)."""
+    distinct, firsts, index = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return distinct[order].tolist(), rank[index.reshape(-1)]
 
 
 def unpack(data: bytes) -> Columns:
@@ -207,7 +224,8 @@ def unpack(data: bytes) -> Columns:
     if problem is not None:
         raise SourceFailed(f"the source's manifest is malformed: {problem}")
     names, dtypes, dtype_of, shapes, shape_of, aliases, parents, offsets = fields[2:]
-    kinds, forms = np.frombuffer(dtype_of, dtype="<u2"), np.frombuffer(shape_of, dtype="<u4")
+    kinds = np.frombuffer(dtype_of, dtype="<u2").astype(np.int64)
+    forms = np.frombuffer(shape_of, dtype="<u4").astype(np.int64)
     table = [tuple(shape) for shape in shapes]
     # An impossible shape counts as empty here, and the checks refuse it: no product of 2**44 and 16 wraps.
     numels = np.array([max(0, numel_of(shape)) for shape in table], dtype=np.uint64)
@@ -217,8 +235,9 @@ def unpack(data: bytes) -> Columns:
     tied = np.frombuffer(aliases, dtype="<u4").astype(np.int64)
     parent[tied] = np.frombuffer(parents, dtype="<u4")
     within[tied] = np.frombuffer(offsets, dtype="<u8")
-    nbytes = numels[forms] * items[kinds]
-    return Columns(names, [dtypes[i][0] for i in kinds], [table[i] for i in forms], nbytes, parent, within)
+    return Columns(
+        names, [name for name, _ in dtypes], kinds, table, forms, numels[forms] * items[kinds], parent, within
+    )
 
 
 def _types_problem(fields: list[Any]) -> str | None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tensorhub.errors import Broken, LayoutMismatch, SourceFailed
-from tensorhub.pipeline.columns import I64, Columns, pack, shown, unpack
+from tensorhub.pipeline.columns import I64, Columns, pack, shown, table_of, unpack
 from tensorhub.ports import U64
 from tensorhub.types import Digest
 
@@ -47,15 +47,7 @@ class Manifest:
     Column i belongs to `names[i]`. Immutable; compare by `digest`.
     """
 
-    names: list[str]
-    #: torch's names without "torch.".
-    dtypes: list[str]
-    shapes: list[tuple[int, ...]]
-    #: Bytes of each entry's elements, also for aliases.
-    nbytes: U64
-    #: Index of the entry whose bytes hold this one, -1 for none. A parent has no parent.
-    parent: I64
-    parent_offset: U64
+    columns: Columns
     #: Where an entry's bytes begin; for an alias, within its parent's bytes; 0 for an entry without bytes.
     stream_offset: U64
     stream_bytes: int
@@ -77,16 +69,16 @@ class Manifest:
     ) -> Manifest:
         """The manifest of these entries, in any order. `LayoutMismatch` says what makes them none."""
         sizes = np.array(nbytes, dtype=np.uint64).reshape(-1)
+        parents = np.full(len(sizes), -1) if parent is None else np.array(parent, dtype=np.int64).reshape(-1)
+        within = np.zeros(len(sizes)) if parent_offset is None else np.asarray(parent_offset).reshape(-1)
         columns = Columns(
-            list(names),
-            list(dtypes),
-            list(shapes),
-            sizes,
-            np.full(len(sizes), -1) if parent is None else np.array(parent, dtype=np.int64).reshape(-1),
-            np.zeros(len(sizes), np.uint64)
-            if parent_offset is None
-            else np.array(parent_offset, dtype=np.uint64).reshape(-1),
-        ).sorted()
+            list(names), *table_of(list(dtypes)), *table_of(list(shapes)), sizes, parents, within.astype(np.uint64)
+        )
+        return cls.of(columns.sorted())
+
+    @classmethod
+    def of(cls, columns: Columns) -> Manifest:
+        """The manifest of columns in order of name. `LayoutMismatch` says what makes them none."""
         problem = columns.problem()
         if problem is not None:
             raise LayoutMismatch(f"these tensors make no version: {problem}")
@@ -114,19 +106,34 @@ class Manifest:
         chunk_ends = _chunk_ends(segments, chunk_bytes)
         for column in (nbytes, parent, within, offset, chunk_ends):
             column.flags.writeable = False
-        return cls(
-            columns.names,
-            columns.dtypes,
-            columns.shapes,
-            nbytes,
-            parent,
-            within,
-            offset,
-            stream_bytes,
-            tiny_bytes,
-            chunk_bytes,
-            chunk_ends,
-        )
+        return cls(columns, offset, stream_bytes, tiny_bytes, chunk_bytes, chunk_ends)
+
+    @property
+    def names(self) -> list[str]:
+        return self.columns.names
+
+    @cached_property
+    def dtypes(self) -> list[str]:
+        """torch's names without "torch."."""
+        return [self.columns.dtypes[i] for i in self.columns.dtype_of]
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [self.columns.shapes[i] for i in self.columns.shape_of]
+
+    @property
+    def nbytes(self) -> U64:
+        """Bytes of each entry's elements, also for aliases."""
+        return self.columns.nbytes
+
+    @property
+    def parent(self) -> I64:
+        """Index of the entry whose bytes hold this one, -1 for none. A parent has no parent."""
+        return self.columns.parent
+
+    @property
+    def parent_offset(self) -> U64:
+        return self.columns.parent_offset
 
     @property
     def chunks(self) -> int:
@@ -164,7 +171,7 @@ class Manifest:
 
     @cached_property
     def _encoded(self) -> bytes:
-        return pack(Columns(self.names, self.dtypes, self.shapes, self.nbytes, self.parent, self.parent_offset))
+        return pack(self.columns)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
