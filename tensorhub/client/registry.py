@@ -1,0 +1,197 @@
+"""A buffer set: registered tensors, the version they make, and where its stream lies in their memory.
+
+Decides how tensors become a manifest and a memory map, and copies between tensors and staging memory when told to.
+It never moves a byte between processes, and remembers nothing of earlier registrations: aliases and addresses are
+found anew each time, because memory may have been freed and taken by another tensor since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensorhub.client import aliases
+from tensorhub.client.compaction import Placement, place
+from tensorhub.client.tensors import Tensors, read
+from tensorhub.errors import ContractBroken, UnsupportedTensor, Where
+from tensorhub.pipeline.columns import Columns
+from tensorhub.pipeline.counter import Span
+from tensorhub.pipeline.manifest import TINY_BYTES, Manifest
+from tensorhub.pipeline.memory_map import MemoryMap
+from tensorhub.pipeline.plan import check_compatible
+
+
+@dataclass(frozen=True, eq=False)
+class BufferSet:
+    """Registered tensors under one manifest: their own at first, a version's after `adopt` or `subset`."""
+
+    name: str
+    manifest: Manifest
+    #: In order of name; after `subset` only those selected.
+    tensors: list[torch.Tensor]
+    #: Where each of `tensors` lies, as torch names devices.
+    devices: list[str]
+    held: Tensors
+    #: What the tensors are in this memory: the manifest of their registration.
+    mine: Manifest
+    placement: Placement
+
+    @property
+    def memory(self) -> MemoryMap:
+        return self.placement.memory
+
+    @property
+    def staged_bytes(self) -> int:
+        """Memory that staging takes beside the tensors."""
+        return self.placement.staging.nbytes
+
+    @property
+    def wanted(self) -> list[Span]:
+        """Spans of chunks that `memory` covers: all chunks, except for a subset."""
+        return self.placement.wanted
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The same as stretches [start, stop) of the stream."""
+        starts, ends = self.manifest.chunk_starts, self.manifest.chunk_ends
+        return [(int(starts[first]), int(ends[stop - 1])) for first, stop in self.wanted]
+
+    def counters(self) -> list[int | None]:
+        """Torch's `_version` of each of `tensors`; None for those made in inference mode, which count nothing."""
+        try:
+            return [t._version for t in self.tensors]
+        except RuntimeError:
+            return [None if t.is_inference() else t._version for t in self.tensors]
+
+    def check_in_place(self, where: Where) -> None:
+        """Every registered tensor still lies where it was registered, else `ContractBroken` names those that moved.
+
+        Also shapes and strides of tensors that are not tiny: in-place transposes keep the address.
+        """
+        held = self.held
+        moved: list[str] = []
+        if [t.data_ptr() for t in held.tensors] != self._addresses:
+            moved = [
+                f"{name!r} moved from {was:#x} to {tensor.data_ptr():#x}"
+                for name, tensor, was in zip(held.names, held.tensors, self._addresses, strict=True)
+                if tensor.data_ptr() != was
+            ]
+        moved += [f"{held.names[i]!r} changed its shape or strides" for i in self._large if not self._has_form(i)]
+        if moved:
+            raise ContractBroken(f"registered tensors are no longer what was registered: {'; '.join(moved)}", where)
+
+    def stage(self) -> None:
+        """Copy tiny and staged strided tensors into staging memory: before digesting and serving them."""
+        self.placement.tiny.run()
+        for raw, area in self.placement.strided:
+            area.copy_(raw)
+
+    def install(self) -> None:
+        """Copy staging memory to the tensors it stands for, and fill aliases that are separate here: after the last
+        verified byte. Then raise `_version` of everything that was written, since torch saw no write."""
+        self.placement.fills.run()
+        self.placement.tiny.back().run()
+        for raw, area in self.placement.strided + self.placement.strided_fills:
+            raw.copy_(area)
+        _raise_versions(self.tensors)
+
+    def check_writable(self, where: Where) -> None:
+        """`UnsupportedTensor` when tensors overlap other than as aliases: such memory cannot take a version."""
+        if self._overlaps:
+            raise UnsupportedTensor(f"tensors that cannot be written: {'; '.join(self._overlaps)}", where)
+
+    def adopt(self, theirs: Manifest, where: Where) -> BufferSet:
+        """The same tensors mapped onto a version's stream, as its destination.
+
+        `LayoutMismatch` when the version does not fit, `UnsupportedTensor` when the tensors cannot be written. Tensors
+        that share memory only in the version get their bytes at install.
+        """
+        check_compatible(self.mine, theirs, where)
+        self.check_writable(where)
+        if theirs.digest == self.manifest.digest:
+            return self
+        rows = np.arange(len(theirs.names))
+        return replace(self, manifest=theirs, placement=place(self.held, self.mine, theirs, rows))
+
+    def subset(self, names: Collection[str], theirs: Manifest, where: Where) -> BufferSet:
+        """A destination of exactly these tensors. `wanted` and `spans` say what to pull; nothing else is written.
+
+        Chunks are verified whole: bytes of other tensors that share one land in staging memory. Refused as `adopt`
+        refuses, and when a selected tensor shares memory with one that is not. Such a set never serves.
+        """
+        check_compatible(self.mine, theirs, where, only=names)
+        self.check_writable(where)
+        rows = np.full(len(theirs.names), -1, dtype=np.int64)
+        selected = sorted(self.mine.index[name] for name in names)
+        rows[[theirs.index[self.mine.names[i]] for i in selected]] = selected
+        return replace(
+            self,
+            manifest=theirs,
+            tensors=[self.held.tensors[i] for i in selected],
+            devices=[self.held.devices[i] for i in selected],
+            placement=place(self.held, self.mine, theirs, rows),
+        )
+
+    @cached_property
+    def regions(self) -> list[tuple[int, int]]:
+        """(address, nbytes) to register with engines: each allocation once, and the staging buffer; none is empty.
+
+        Tiny tensors are served from staging and need none. Storages that overlap, as two views made from one foreign
+        pointer do, are joined; neighbours are not, for they may be freed one by one.
+        """
+        found = [(self.placement.staging.data_ptr(), self.placement.staging.nbytes)]
+        for i in np.flatnonzero((self.mine.parent < 0) & (self.mine.nbytes > TINY_BYTES)):
+            storage = self.held.tensors[i].untyped_storage()
+            found.append((storage.data_ptr(), storage.nbytes()))
+        joined: list[tuple[int, int]] = []
+        for address, nbytes in sorted(set(found)):
+            if not nbytes:
+                continue
+            if joined and address < joined[-1][0] + joined[-1][1]:
+                first, length = joined[-1]
+                joined[-1] = (first, max(length, address + nbytes - first))
+            else:
+                joined.append((address, nbytes))
+        return joined
+
+    @cached_property
+    def _overlaps(self) -> list[str]:
+        return aliases.overlaps(self.held, self.mine.parent)
+
+    @cached_property
+    def _addresses(self) -> list[int]:
+        return [int(address) for address in self.held.addresses]
+
+    @cached_property
+    def _large(self) -> list[int]:
+        return [int(i) for i in np.flatnonzero(self.held.nbytes > TINY_BYTES)]
+
+    def _has_form(self, row: int) -> bool:
+        """Whether a tensor has the shape and strides it was registered with."""
+        tensor, strides = self.held.tensors[row], self.held.strides.get(row)
+        is_same = tensor.is_contiguous() if strides is None else tensor.stride() == strides
+        return is_same and tensor.shape == self.held.shape(row)
+
+
+def register(tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: Where) -> BufferSet:
+    """The buffer set of these tensors. `UnsupportedTensor` names every tensor that has no bytes to move, and why."""
+    held = read(tensors, where)
+    parent, offset = aliases.find(held)
+    manifest = Manifest.of(
+        Columns(held.names, held.dtypes, held.dtype_of, held.shapes, held.shape_of, held.nbytes, parent, offset)
+    )
+    rows = np.arange(len(held.names))
+    return BufferSet(name, manifest, held.tensors, held.devices, held, manifest, place(held, manifest, manifest, rows))
+
+
+def _raise_versions(tensors: list[torch.Tensor]) -> None:
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except (TypeError, RuntimeError):  # torch before 2.6 takes one tensor at a time
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)

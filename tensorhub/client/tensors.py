@@ -1,0 +1,172 @@
+"""The tensors a user registers, as columns: read fast, refused by name.
+
+Decides which tensors have bytes that may move. It never copies or converts, and keeps no tensor alive beyond the
+registration it is part of; nothing is remembered from one registration to the next.
+
+A module contributes what its `state_dict` does: every parameter and persistent buffer under each of its names, the very
+tensors (`keep_vars`), so that storages, ties and version counters are the module's own. Non-persistent buffers are
+derived state and stay out, as they do in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from tensorhub.errors import UnsupportedTensor, UsageError, Where
+from tensorhub.pipeline.columns import is_rising, numel_of
+from tensorhub.ports import U64
+
+#: Tensors read at a time, column by column: what they touch stays in the core's cache between two columns.
+BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensors:
+    """Registered tensors in order of name; row i of every column belongs to `tensors[i]`."""
+
+    names: list[str]
+    tensors: list[torch.Tensor]
+    addresses: U64
+    nbytes: U64
+    #: Distinct dtypes, and which one each tensor has; the same for shapes.
+    dtypes: list[str]
+    dtype_of: NDArray[np.int64]
+    shapes: list[tuple[int, ...]]
+    shape_of: NDArray[np.int64]
+    is_contiguous: NDArray[np.bool_]
+    #: {row: strides}, in elements, of the tensors that are not contiguous.
+    strides: dict[int, tuple[int, ...]]
+    #: Where each tensor lies. Host memory only: what lies elsewhere is refused until an engine reads it.
+    devices: list[str]
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        return self.shapes[int(self.shape_of[row])]
+
+
+def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
+    """The columns of these tensors; `UnsupportedTensor` names every one that cannot be registered, and why."""
+    if isinstance(named, torch.nn.Module):
+        named = named.state_dict(keep_vars=True)
+    if not isinstance(named, Mapping):
+        raise UsageError(f"register a mapping of names to tensors or a module, not {type(named).__name__}", where)
+    names, tensors = list(named), list(named.values())
+    if set(map(type, names)) - {str}:
+        names = list(map(str, names))
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        if twice:
+            raise UnsupportedTensor(f"names that are equal as text: {twice}", _at(where, twice[0]))
+    if any(_kind_problem(kind) for kind in set(map(type, tensors))):
+        raise _refusal(names, tensors, where)
+    try:
+        return _columns(names, tensors)
+    except (RuntimeError, _SuspectError):
+        # Layouts without one block of memory raise on access; only now is every tensor asked what it is.
+        raise _refusal(names, tensors, where) from None
+
+
+class _SuspectError(Exception):
+    """A block holds a tensor that must be refused."""
+
+
+def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
+    pointers: list[int] = []
+    shape_of: list[int] = []
+    dtype_of: list[int] = []
+    contiguous: list[bool] = []
+    shapes: defaultdict[torch.Size, int] = defaultdict(itertools.count().__next__)
+    dtypes: defaultdict[torch.dtype, int] = defaultdict(itertools.count().__next__)
+    for at in range(0, len(tensors), BLOCK):
+        block = tensors[at : at + BLOCK]
+        pointers += map(torch.Tensor.data_ptr, block)
+        shape_of += map(shapes.__getitem__, [t.shape for t in block])
+        dtype_of += map(dtypes.__getitem__, [t.dtype for t in block])
+        contiguous += map(torch.Tensor.is_contiguous, block)
+        if not all([t.is_cpu for t in block]) or any(map(torch.Tensor.is_neg, block)):  # noqa: C419 - a list is faster
+            raise _SuspectError
+    if any(dtype.is_complex for dtype in dtypes) and any(t.is_conj() for t in tensors):
+        raise _SuspectError
+    if any(str(dtype).startswith("torch.q") for dtype in dtypes):
+        raise _SuspectError
+    # Read in the user's order, which is about that of memory; sorted afterwards, as numbers.
+    order = _order(names)
+    form, kind = np.fromiter(shape_of, np.int64)[order], np.fromiter(dtype_of, np.int64)[order]
+    numels = np.array([numel_of(shape) for shape in shapes], dtype=np.int64)
+    items = np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
+    nbytes = (numels[form] * items[kind]).astype(np.uint64)
+    addresses = np.fromiter(pointers, np.uint64)[order]
+    if (nbytes[addresses == 0] > 0).any():
+        raise _SuspectError
+    is_contiguous = np.fromiter(contiguous, np.bool_)[order]
+    rows = order.tolist()
+    tensors = list(map(tensors.__getitem__, rows))
+    return Tensors(
+        list(map(names.__getitem__, rows)),
+        tensors,
+        addresses,
+        nbytes,
+        [str(dtype).removeprefix("torch.") for dtype in dtypes],
+        kind,
+        [tuple(shape) for shape in shapes],
+        form,
+        is_contiguous,
+        {i: tensors[i].stride() for i in map(int, np.flatnonzero(~is_contiguous))},
+        ["cpu"] * len(tensors),
+    )
+
+
+def _order(names: list[str]) -> NDArray[np.int64]:
+    """Rows in order of name."""
+    rows = range(len(names))
+    return np.fromiter(rows if is_rising(names) else sorted(rows, key=names.__getitem__), np.int64)
+
+
+def _refusal(names: list[str], tensors: list[Any], where: Where) -> UnsupportedTensor:
+    problems = [(name, _kind_problem(type(t)) or _value_problem(t)) for name, t in zip(names, tensors, strict=True)]
+    found = [(name, problem) for name, problem in problems if problem]
+    listed = "; ".join(f"{name!r}: {problem}" for name, problem in found)
+    return UnsupportedTensor(f"tensors that cannot be registered: {listed}", _at(where, found[0][0] if found else None))
+
+
+def _kind_problem(kind: type) -> str | None:
+    """Why no value of this type can be registered."""
+    if not issubclass(kind, torch.Tensor):
+        return f"a {kind.__name__}, not a tensor"
+    if issubclass(kind, (UninitializedParameter, UninitializedBuffer)):
+        return "not initialized yet; run the module once"
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        hint = "; register its `.to_local()`" if hasattr(kind, "to_local") else ""
+        return f"a {kind.__name__}, which wraps other tensors and has no bytes of its own{hint}"
+    return None
+
+
+def _value_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor has no bytes here that could move as they are."""
+    facts = (
+        (tensor.is_nested, "nested, which is no one block of bytes"),
+        (tensor.layout is not torch.strided, f"of layout {tensor.layout}, which is no one block of bytes"),
+        (tensor.is_quantized, "quantized, with scales that are no bytes of it; register `.int_repr()` and the scales"),
+        (tensor.is_meta, "on the meta device: it has no bytes"),
+        (
+            tensor.device.type != "cpu",
+            f"on {tensor.device}: device memory needs an engine that reads it, and there is none yet",
+        ),
+        (tensor.is_conj(), "a lazy conjugate, whose bytes are not its values; register `.resolve_conj()`"),
+        (tensor.is_neg(), "a lazy negation, whose bytes are not its values; register `.resolve_neg()`"),
+    )
+    for is_so, problem in facts:
+        if is_so:
+            return problem
+    return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
+
+
+def _at(where: Where, tensor: str | None) -> Where:
+    return Where(tensor=tensor).over(where)

@@ -1,0 +1,74 @@
+"""What a reader will copy from where: two maps of one stream laid over each other, and whether they may be at all.
+
+Decides that a transfer is Whole before any byte moves, and proves for every batch that each of its bytes has exactly
+one place on both sides. It never reads, writes or chooses a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from tensorhub.errors import Broken, LayoutMismatch, Where
+from tensorhub.pipeline.manifest import Manifest
+from tensorhub.pipeline.memory_map import MemoryMap
+from tensorhub.ports import Ranges
+
+
+def ranges(source: MemoryMap, destination: MemoryMap, start: int, stop: int) -> Ranges:
+    """The reads that bring stream bytes [start, stop). `Broken` unless both maps cover every one of them."""
+    mine = destination.cut([start], [stop])
+    theirs = source.cut(mine.begins, mine.begins + mine.nbytes)
+    counts = theirs.firsts[1:].astype(np.int64) - theirs.firsts[:-1].astype(np.int64)
+    local = np.repeat(mine.addresses, counts) + (theirs.begins - np.repeat(mine.begins, counts))
+    found = Ranges(theirs.addresses, local, theirs.nbytes)
+    if found.total_bytes != stop - start:
+        raise Broken(f"{found.total_bytes} bytes planned for stream bytes {start} to {stop}")
+    return found
+
+
+def check_compatible(mine: Manifest, theirs: Manifest, where: Where, only: Collection[str] | None = None) -> None:
+    """Refuse a version that tensors laid out as `mine` cannot take; `LayoutMismatch` lists every reason.
+
+    Names, shapes and dtypes must be equal. Tensors that share memory here must share it alike in the version: one
+    place cannot take two contents. Tensors that share memory only in the version are fine: both are written.
+    With `only`, the same for these names; and none of them may share memory here with one that is not to be written.
+    """
+    if only is None and mine.digest == theirs.digest:
+        return
+    problems = mine.differences(theirs, only)
+    if not problems:
+        problems = _ties_problems(mine, theirs, mine.names if only is None else only)
+        total = int(mine.nbytes[mine.parent < 0].sum())
+        if total and not theirs.stream_bytes:
+            problems.append(f"the version moves nothing, but {total} bytes wait for it here")
+    if problems:
+        raise LayoutMismatch(
+            f"the version does not fit; here: registered tensors, there: version: {'; '.join(problems)}", where
+        )
+
+
+def _ties_problems(mine: Manifest, theirs: Manifest, names: Collection[str]) -> list[str]:
+    """Every alias here among `names`, which both manifests have, that the version does not have."""
+    if not (mine.parent >= 0).any():
+        return []
+    #: Row of each wanted entry in the version's manifest, -1 for an entry that is not wanted.
+    there = np.full(len(mine.names), -1, dtype=np.int64)
+    there[[mine.index[name] for name in names]] = [theirs.index[name] for name in names]
+    alias = np.flatnonzero(mine.parent >= 0)
+    holder = mine.parent[alias]
+    is_half = (there[alias] < 0) != (there[holder] < 0)
+    half = [
+        f"{mine.names[i]!r} shares memory with {mine.names[j]!r} here: update both or none"
+        for i, j in zip(alias[is_half], holder[is_half], strict=True)
+    ]
+    is_wanted = (there[alias] >= 0) & (there[holder] >= 0)
+    alias, holder = alias[is_wanted], holder[is_wanted]
+    i, j = there[alias], there[holder]
+    apart = theirs.stream_offset[i] - theirs.stream_offset[j]
+    is_alike = (theirs.root[i] == theirs.root[j]) & (apart == mine.parent_offset[alias])
+    return half + [
+        f"{mine.names[a]!r} shares memory with {mine.names[h]!r} here, not so there"
+        for a, h in zip(alias[~is_alike], holder[~is_alike], strict=True)
+    ]
