@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tensorhub.client.hub import Digests, Hub, default_job, default_server, open
 from tensorhub.client.results import Replication
+from tensorhub.errors import Where
 
 if TYPE_CHECKING:
     import torch
@@ -111,10 +112,10 @@ def _hub(
     lineage: str | None,
     timeout: float,
 ) -> Hub:
-    from tensorhub.client.registry import named_tensors
+    from tensorhub.client.tensors import by_name
 
     key = (default_server(server), job or default_job(), model, replica, shard, shards)
-    fresh = dict(named_tensors(tensors))
+    fresh = dict(by_name(tensors, Where(model=model, replica=replica, shard=shard, shards=shards)))
     with _lock:
         hub = _hubs.get(key)
         if hub is None or hub.closed:

@@ -43,7 +43,8 @@ from tensorhub.types import UNVERIFIED, Generation, Selector, Version
 
 if TYPE_CHECKING:
     from tensorhub.client.buffers import Buffers, Selection
-    from tensorhub.client.member import Member, Slot
+    from tensorhub.client.member import Member
+    from tensorhub.client.slot import Slot
 
 NS = 1_000_000_000
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.

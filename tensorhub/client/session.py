@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
 from tensorhub import messages as m
 from tensorhub.client.pending import ASKED_AGAIN, Pending, Subscription, Watching, error_of

@@ -88,4 +88,4 @@ class Slot:
             case State.PUBLISHED | State.COMPLETE:
                 return f"{'hidden ' if self.hidden else ''}{self.state.value} {self.version}"
             case _:
-                return self.state.value
+                return str(self.state.value)

@@ -54,10 +54,7 @@ class Tensors:
 
 def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
     """The columns of these tensors; `UnsupportedTensor` names every one that cannot be registered, and why."""
-    if isinstance(named, torch.nn.Module):
-        named = named.state_dict(keep_vars=True)
-    if not isinstance(named, Mapping):
-        raise UsageError(f"register a mapping of names to tensors or a module, not {type(named).__name__}", where)
+    named = by_name(named, where)
     names, tensors = list(named), list(named.values())
     if set(map(type, names)) - {str}:
         names = list(map(str, names))
@@ -71,6 +68,15 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
     except (RuntimeError, _SuspectError):
         # Layouts without one block of memory raise on access; only now is every tensor asked what it is.
         raise _refusal(names, tensors, where) from None
+
+
+def by_name(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Mapping[Any, Any]:
+    """What is to be registered, as the mapping it is or, for a module, as its state dict."""
+    if isinstance(named, torch.nn.Module):
+        return named.state_dict(keep_vars=True)
+    if not isinstance(named, Mapping):
+        raise UsageError(f"register a mapping of names to tensors or a module, not {type(named).__name__}", where)
+    return named
 
 
 class _SuspectError(Exception):

@@ -16,7 +16,8 @@ from tensorhub.messages import Abort, Committed, Done, Granted, Held, Replicate
 from tensorhub.types import NO_GENERATION, Digest, Generation, Selector, Version
 
 if TYPE_CHECKING:
-    from tensorhub.client.member import Member, Slot
+    from tensorhub.client.member import Member
+    from tensorhub.client.slot import Slot
 
 NS = 1_000_000_000
 #: Beyond the call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
