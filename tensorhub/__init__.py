@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tensorhub.client.calls import publish, replicate
     from tensorhub.client.hub import Hub, open, server_status, server_versions
     from tensorhub.client.results import Replication, SourceUse, Transfer
+    from tensorhub.client.runtime import shutdown
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _LAZY = {
     "Replication": "tensorhub.client.results",
     "SourceUse": "tensorhub.client.results",
     "Transfer": "tensorhub.client.results",
+    "shutdown": "tensorhub.client.runtime",
 }
 
 
@@ -64,4 +66,5 @@ __all__ = [
     "replicate",
     "server_status",
     "server_versions",
+    "shutdown",
 ]

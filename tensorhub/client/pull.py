@@ -117,7 +117,7 @@ class Pull:
         reply = await self._transaction.ask(self._selector, self._generation, self._timeout_s, serves=whole)
         self._lap("wait")
         if isinstance(reply, Held):
-            await self._transaction.commit(reply.version, slot.holding.generation, slot.root, 0)
+            await self._transaction.commit(reply.version, self._generation, slot.root, 0)
             return self._result(reply.version, held=True)
         self._grant, self._lapses = reply, self._member.session.lapses
         drained_s = min(reply.drained_ns / NS, self._phases["wait"])

@@ -191,6 +191,7 @@ def close_at_exit(close: Callable[[], None]) -> Callable[[], None]:
 
 
 @atexit.register
-def _close_all() -> None:
+def shutdown() -> None:
+    """Close every hub of this process, also those of the one-call forms; runs by itself when the interpreter ends."""
     for close in tuple(_open_hubs):  # each removes itself
         close()

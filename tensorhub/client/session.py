@@ -16,7 +16,17 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
 from tensorhub import messages as m
 from tensorhub.client.pending import ASKED_AGAIN, Pending, Subscription, Watching, error_of
-from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable, TensorHubError, Unavailable, UsageError
+from tensorhub.errors import (
+    BadRequest,
+    Broken,
+    Closed,
+    SeatTaken,
+    ServerUnavailable,
+    TensorHubError,
+    Unavailable,
+    UsageError,
+    Where,
+)
 from tensorhub.messages import PROTOCOL, Answer, Call, Event, Join, Joined, Notice, Refused, Reply, Request, Welcome
 from tensorhub.ports import Connection, Heart, Link
 from tensorhub.types import Epoch, ModelKey, Seat, SessionId
@@ -118,7 +128,15 @@ class Session:
     def subscribe(
         self, seat: Seat, on_notice: Callable[[Notice | Joined | Refused], None], rejoin: Callable[[], Join]
     ) -> None:
-        """Hear of a seat. After every reconnect `rejoin()` is said, and `on_notice` gets its answer, too."""
+        """Hear of a seat. After every reconnect `rejoin()` is said, and `on_notice` gets its answer, too.
+
+        `SeatTaken` when this process has the seat already: the server cannot tell one from the other.
+        """
+        if seat in self._seats:
+            raise SeatTaken(
+                "this process holds that seat already; use its hub, or close it first",
+                Where(model=str(seat.model), replica=seat.replica, shard=seat.shard),
+            )
         self._seats[seat] = Subscription(on_notice, rejoin)
 
     def unsubscribe(self, seat: Seat) -> None:

@@ -206,6 +206,7 @@ def test_status_shows_who_holds_what(hub: Opener) -> None:
 
 def test_threads_and_hubs_end(hub: Opener) -> None:
     """After the last hub of a process is closed, none of our threads is left."""
+    tensorhub.shutdown()
     one = hub("trainer", weights(1, rows=8))
     one.publish(version=1)
     one.close()
