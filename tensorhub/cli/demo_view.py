@@ -92,12 +92,8 @@ class LiveView:
             table.add_column(heading)
         for member in self.options.members(*self.options.rollouts):
             now = self.running.get(member, Progress(0, 0, ""))
-            finished = self.stage_name not in ("start", "train", "publish", "replicate")
-            total = now.bytes_total or 1
-            done = total if finished else now.bytes_done
-            bar = ProgressBar(total=total, completed=done, width=30)
-            moved = size(now.bytes_total if finished else now.bytes_done) if now.bytes_total else ""
-            table.add_row(str(member), now.source or "-", bar, moved)
+            bar = ProgressBar(total=now.bytes_total or 1, completed=now.bytes_done, width=30)
+            table.add_row(str(member), now.source or "-", bar, size(now.bytes_done) if now.bytes_total else "")
         return table
 
     def rounds_table(self) -> Table:

@@ -164,7 +164,7 @@ class Failure:
 
 def main(connection: Connection, setup: Setup, parent_pid: int) -> None:
     """Entry point of a spawned process."""
-    _die_with(parent_pid)
+    die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole foreground group; the parent ends us
     import torch
 
@@ -265,6 +265,8 @@ class _Worker:
             done.set()
             reporter.join()
         pulls = tuple(Pull(f"{s.replica}#{s.shard}", s.nbytes, s.engine, s.reason) for s in got.sources)
+        # However fast it was, its end is shown.
+        self.send(Progress(got.nbytes, got.nbytes, ", ".join(dict.fromkeys(pull.source for pull in pulls))))
         return Pulled(
             version=got.version,
             nbytes=got.nbytes,
@@ -302,7 +304,7 @@ class _Worker:
             hub.close()
 
 
-def _die_with(parent_pid: int) -> None:
+def die_with(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies, however it dies."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import os
-import signal
-from multiprocessing.connection import Connection
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tensorhub.cli import compare, demo, weights
 from tensorhub.cli.demo_view import PlainView
-from tensorhub.cli.demo_worker import Digests, Leave, Member, Open, Result, Setup
+from tensorhub.cli.demo_worker import Digests, Leave, Member, Open, Setup
 from tensorhub.cli.fleet import ProcessFleet, WorkerFailed
-from tests.unit import fake_hub
+from tests.unit import bare_workers, fake_hub
 
 pytestmark = pytest.mark.slow
 
 ONE = Member("trainer", 0)
+ROOT = Path(__file__).parents[2]
+#: A killed process is gone at once; this bounds a broken test.
+DEATH_SECONDS = 30.0
 
 
-def echo_pid(connection: Connection, setup: Setup, parent_pid: int) -> None:
-    """A worker that answers its first command with its pid, then waits for the end of its pipe, deaf to SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    connection.recv()
-    connection.send(Result(os.getpid()))
-    while True:
-        signal.pause()
-
-
-def fall_silent(connection: Connection, setup: Setup, parent_pid: int) -> None:
-    """A worker that never answers."""
-    connection.recv()
-    connection.recv()
-
-
-def say_failure(connection: Connection, setup: Setup, parent_pid: int) -> None:
-    """A worker whose hub cannot be opened."""
-
-    def broken(model: str, **_: object) -> object:
-        raise RuntimeError("no such server")
-
-    fake_hub.demo_worker.serve(connection, setup, broken)
-
-
-def options(server: str, replicas: int = 1) -> demo.Options:
-    return demo.Options(weights.synthetic(3), replicas=replicas, shards=2, rounds=2, server=server)
+def options(server: str, replicas: int = 1, shards: int = 1) -> demo.Options:
+    return demo.Options(weights.synthetic(3), replicas=replicas, shards=shards, rounds=2, server=server)
 
 
 def lone_setup() -> list[Setup]:
@@ -54,7 +34,7 @@ def lone_setup() -> list[Setup]:
 
 def test_processes_end_identical(tmp_path: Path) -> None:
     """A trainer and two rollouts of two processes each: every round identical, every byte compared."""
-    asked = options(str(tmp_path), replicas=2)
+    asked = options(str(tmp_path), replicas=2, shards=2)
     with ProcessFleet(demo.setups(asked), fake_hub.main) as fleet:
         outcome = demo.run(asked, fleet, PlainView(None))
     assert outcome.identical
@@ -84,13 +64,16 @@ def test_a_killed_worker_ends_the_demo_by_name(tmp_path: Path) -> None:
 
 def test_a_failing_worker_says_why() -> None:
     """The error of a worker reaches the parent by name and message."""
-    with ProcessFleet(lone_setup(), say_failure) as fleet, pytest.raises(WorkerFailed, match="RuntimeError: no such"):
+    with (
+        ProcessFleet(lone_setup(), bare_workers.say_failure) as fleet,
+        pytest.raises(WorkerFailed, match="RuntimeError: no such"),
+    ):
         fleet.ask({ONE: Open()}, 60.0)
 
 
 def test_no_process_outlives_the_fleet() -> None:
     """Even a worker that is deaf to SIGTERM is gone once the fleet is left."""
-    with ProcessFleet(lone_setup(), echo_pid) as fleet:
+    with ProcessFleet(lone_setup(), bare_workers.echo_pid) as fleet:
         pid = fleet.ask({ONE: Leave()}, 60.0)[ONE]
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
@@ -100,5 +83,19 @@ def test_no_process_outlives_the_fleet() -> None:
 def test_a_silent_worker_meets_its_deadline() -> None:
     """No answer within the deadline is an error that names worker and command."""
     late = r"trainer#0: did not answer within 0.1 s to Digests"
-    with ProcessFleet(lone_setup(), fall_silent) as fleet, pytest.raises(WorkerFailed, match=late):
+    with ProcessFleet(lone_setup(), bare_workers.fall_silent) as fleet, pytest.raises(WorkerFailed, match=late):
         fleet.ask({ONE: Digests()}, 0.1)
+
+
+def test_no_process_outlives_a_killed_parent() -> None:
+    """SIGKILL of the demo itself takes a worker with it that is busy and reads no pipe."""
+    code = "from tests.unit.bare_workers import lead; lead()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        ready, _, _ = select.select([worker], [], [], DEATH_SECONDS)
+        assert ready, "the worker outlived its parent"
+    finally:
+        os.close(worker)
