@@ -281,8 +281,8 @@ class _Worker:
     def report(self, done: threading.Event) -> None:
         while not done.wait(PROGRESS_SECONDS):
             now = self.hub.progress()
-            if now and now.get("bytes_total"):
-                self.send(Progress(int(now["bytes_done"]), int(now["bytes_total"]), str(now.get("source") or "")))
+            if now is not None and now.bytes_total:
+                self.send(Progress(now.bytes_done, now.bytes_total, now.source))
 
     def digests(self) -> dict[str, str]:
         return {
