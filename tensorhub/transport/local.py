@@ -1,0 +1,190 @@
+"""The engine between processes of one host: `process_vm_readv`, straight from memory to memory, no peer thread needed.
+
+Cannot enforce registration: the kernel lets a process of the same user read whatever is mapped. What it does enforce
+is identity: a read counts only if the process that was located is still alive after the last byte. One call into
+memory that the peer maps from a hung file system cannot be interrupted; every other wait ends at the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tensorhub import native
+from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
+from tensorhub.ports import Ranges
+from tensorhub.transport.processes import Identity, Peer, Peers
+from tensorhub.transport.ranges import RegisteredRanges, check_ranges
+
+#: Two threads read nearly twice as fast as one; more only compete with those who compute.
+READ_THREADS_MAX = 2
+#: Below this a second thread costs more than it saves (one call of the kernel takes as much).
+PARALLEL_BYTES_MIN = 8 << 20
+#: Read at once in the event loop's thread: takes less time than to wake another one (a progress block's header).
+INLINE_BYTES_MAX = 64 << 10
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_YAMA_RESTRICTED = 1
+
+
+class LocalEngine:
+    """`ports.Engine` between processes of one host and user."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._own = Identity.own()
+        self._registered = RegisteredRanges()
+        self._peers = Peers()
+        self._pool: ThreadPoolExecutor | None = None
+        #: Reads that occupy threads, and what they wait for: `close` ends the ones and waits for the others.
+        self._readings: set[native.Reading] = set()
+        self._running: set[asyncio.Future[None]] = set()
+        self._closed = False
+        if _yama_scope() == _YAMA_RESTRICTED:
+            try:
+                native.allow_readers()
+            except OSError as error:
+                raise EngineUnavailable(f"Yama would keep every reader out: {error}") from error
+
+    def locate(self) -> bytes:
+        if os.getpid() != self._own.pid:
+            raise Closed(f"this engine belongs to process {self._own.pid}; open another after a fork")
+        return self._own.pack()
+
+    def reaches(self, peer: bytes) -> str | None:
+        """Why a peer is out of reach, or None. A dead one is not out of reach: reading from it tells what happened."""
+        try:
+            identity = Identity.unpack(peer)
+        except EngineUnavailable as error:
+            return error.message
+        if identity.boot != self._own.boot:
+            return "the source is on another host"
+        if identity.namespace != self._own.namespace:
+            return "the source is in another pid namespace (container) of this host"
+        failure = native.probe_process(identity.pid)
+        return None if failure in {0, errno.ESRCH} else _why_forbidden(identity, failure)
+
+    def register(self, address: int, nbytes: int) -> None:
+        if self._closed:
+            raise Closed("this engine is closed; open another")
+        self._registered.add(address, nbytes)
+
+    def deregister(self, address: int, nbytes: int) -> None:
+        self._registered.remove(address, nbytes)
+
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        check_ranges(ranges)
+        if self._closed:
+            raise Closed("this engine is closed; open another")
+        identity = Identity.unpack(peer)
+        if (identity.boot, identity.namespace) != (self._own.boot, self._own.namespace):
+            raise EngineUnavailable(self.reaches(peer) or "the source is elsewhere")
+        process = self._peers.enter(identity)
+        try:
+            reading = native.Reading(identity.pid, ranges.remote, ranges.local, ranges.nbytes, deadline_ns)
+            try:
+                await self._run(reading, ranges.total_bytes, deadline_ns)
+                outcome = reading.outcome()
+            finally:
+                reading.close()
+            failure = _failure(process, outcome, ranges.total_bytes, f"{timeout_s} s")
+        finally:
+            self._peers.leave(process)
+        if failure is not None:
+            raise failure
+
+    async def close(self) -> None:
+        self._closed = True
+        for reading in self._readings:
+            reading.cancel()
+        while self._running:
+            await asyncio.wait(self._running)
+        self._peers.close()
+        self._registered.clear()
+        if self._pool is not None:
+            self._pool.shutdown()  # its threads are idle by now
+            self._pool = None
+
+    async def _run(self, reading: native.Reading, total_bytes: int, deadline_ns: int) -> None:
+        """Return when no thread works on it any more, also when cancelled meanwhile."""
+        if total_bytes <= INLINE_BYTES_MAX:
+            reading.run()
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="tensorhub-read")
+        threads = READ_THREADS_MAX if total_bytes >= PARALLEL_BYTES_MIN else 1
+        jobs = [self._pool.submit(reading.run) for _ in range(threads)]
+        futures = {asyncio.wrap_future(job) for job in jobs}
+        self._readings.add(reading)
+        self._running |= futures
+        cancelled: asyncio.CancelledError | None = None
+        left_s: float | None = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        pending = futures
+        while pending:
+            try:
+                _, pending = await asyncio.wait(pending, timeout=left_s)
+            except asyncio.CancelledError as error:
+                reading.cancel()
+                cancelled = error
+            if pending:  # out of time: what runs ends by itself, what still waits behind other reads must not start
+                for job in jobs:
+                    job.cancel()
+                left_s = None
+        self._running -= futures
+        self._readings.discard(reading)
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+        if cancelled is not None:
+            raise cancelled
+
+
+def _failure(process: Peer, outcome: native.ReadOutcome, total_bytes: int, timeout: str) -> TensorHubError | None:
+    """What a finished read means. Looks first whether the bytes came from the process that was meant."""
+    pid, where = process.identity.pid, Where(bytes_done=outcome.bytes_done)
+    if not process.alive():
+        return SourceFailed(f"the source's process {pid} died", where)
+    if outcome.cancelled:
+        return Closed("the engine was closed during a read", where)
+    if outcome.errno != 0:
+        return _refusal(process.identity, outcome.errno, where)
+    if outcome.bytes_done != total_bytes:  # nothing else ends a read early
+        return SourceFailed(f"a read of {total_bytes} bytes from process {pid} was not done within {timeout}", where)
+    return None
+
+
+def _refusal(identity: Identity, error: int, where: Where) -> TensorHubError:
+    match error:
+        case errno.ESRCH:
+            return SourceFailed(f"the source's process {identity.pid} is dying", where)
+        case errno.EFAULT:
+            return SourceFailed(
+                f"process {identity.pid} does not serve a range: it is not mapped there, or here", where
+            )
+        case _:
+            return EngineUnavailable(_why_forbidden(identity, error), where)
+
+
+def _why_forbidden(identity: Identity, error: int) -> str:
+    if error != errno.EPERM:
+        return f"process_vm_readv of process {identity.pid} failed: {os.strerror(error)}"
+    scope = _yama_scope()
+    yama = "" if scope is None else f"; Yama's ptrace_scope is {scope}"
+    return (
+        f"the kernel forbids process {os.getpid()} (uid {os.getuid()}) to read process {identity.pid} (uid "
+        f"{identity.uid}): both must be dumpable processes of one user, or the reader needs CAP_SYS_PTRACE{yama}"
+    )
+
+
+def _yama_scope() -> int | None:
+    """0 to 3, or None on a kernel without Yama."""
+    try:
+        return int(_YAMA.read_text(encoding="ascii"))
+    except OSError:
+        return None

@@ -1,0 +1,135 @@
+"""What the conformance suite reads from: a source in this process or in another one, behind the same few commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorhub import native
+from tensorhub.ports import Engine, Ranges
+from tensorhub.transport.local import LocalEngine
+from tensorhub.transport.memory import MemoryEngine
+from tests.conformance.peer import Memory
+
+
+class SourceHere:
+    """A second engine of this process."""
+
+    def __init__(self) -> None:
+        self.engine = MemoryEngine()
+        self._memory = Memory()
+        self.map, self.unmap, self.write = self._memory.map, self._memory.unmap, self._memory.write
+        self.register, self.deregister = self.engine.register, self.engine.deregister
+
+    def locate(self) -> bytes:
+        return self.engine.locate()
+
+    def end(self) -> None:
+        self._memory.close()
+
+
+class SourceProcess:
+    """A child that runs `tests.conformance.peer`."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.conformance.peer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def ask(self, *command: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def map(self, nbytes: int) -> int:
+        return int(self.ask("map", nbytes))
+
+    def unmap(self, address: int) -> None:
+        self.ask("unmap", address)
+
+    def write(self, address: int, seed: int, nbytes: int) -> None:
+        self.ask("write", address, seed, nbytes)
+
+    def register(self, address: int, nbytes: int) -> None:
+        self.ask("register", address, nbytes)
+
+    def deregister(self, address: int, nbytes: int) -> None:
+        self.ask("deregister", address, nbytes)
+
+    def locate(self) -> bytes:
+        return bytes.fromhex(self.ask("locate"))
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until it stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def end(self) -> None:
+        self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+Source = SourceHere | SourceProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One implementation of `ports.Engine` and the kind of source it reads from."""
+
+    open_engine: Callable[[], Engine]
+    open_source: Callable[[], Source]
+    #: False where the kernel, not the engine, decides what may be read (docs of `transport/local.py`).
+    enforces_registration: bool
+
+
+CASES = {
+    "memory": Case(MemoryEngine, SourceHere, True),
+    "local": Case(LocalEngine, SourceProcess, False),
+}
+
+
+class Liar:
+    """An engine that moves nothing, too little, the wrong or too many bytes, and reports success (`transport_lies`)."""
+
+    def __init__(self, honest: Engine, lie: str) -> None:
+        self.name = honest.name
+        self._honest, self._lie = honest, lie
+        self.locate, self.register, self.deregister = honest.locate, honest.register, honest.deregister
+        self.close = honest.close
+
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+        match self._lie:
+            case "nothing":
+                return
+            case "truncates":
+                nbytes = np.maximum(ranges.nbytes - np.uint64(1), np.uint64(1))
+                await self._honest.read(peer, Ranges(ranges.remote, ranges.local, nbytes), timeout_s)
+            case "reorders":
+                await self._honest.read(
+                    peer, Ranges(ranges.remote[::-1].copy(), ranges.local, ranges.nbytes), timeout_s
+                )
+            case "spills":
+                await self._honest.read(peer, ranges, timeout_s)
+                native.store(int(ranges.local[0] + ranges.nbytes[0]), b"!")
