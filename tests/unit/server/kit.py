@@ -114,9 +114,7 @@ class Process:
         self.generation = self.fresh()
         timeout_ns = int(timeout_s * SECOND_NS)
         return self.ask(
-            m.Replicate(
-                self.seat, buffers, self.group, self.sequence, selector, timeout_ns, self.generation, serves
-            )
+            m.Replicate(self.seat, buffers, self.group, self.sequence, selector, timeout_ns, self.generation, serves)
         )
 
     def serve(self) -> m.Reply | m.Notice | None:
@@ -126,9 +124,7 @@ class Process:
         self.cluster.send(self.session, m.Progress(self.seat, self.generation, watermark, watermark * 65536), call=0)
 
     def reroute(self, source: Generation, watermark: int = 0, timeout_s: float = 5) -> int:
-        return self.ask(
-            m.Reroute(self.seat, self.generation, source, "stalled", watermark, int(timeout_s * SECOND_NS))
-        )
+        return self.ask(m.Reroute(self.seat, self.generation, source, "stalled", watermark, int(timeout_s * SECOND_NS)))
 
     def done(self, number: int, digest: Digest | None = None) -> int:
         digest = root(number) if digest is None else digest
@@ -187,7 +183,9 @@ class Cluster:
         return process
 
     def group(self, name: str, shards: int = 2, **how: str) -> list[Process]:
-        return [self.process(f"{name}#{shard}", shards=shards, location=how.get("location", "")) for shard in range(shards)]
+        return [
+            self.process(f"{name}#{shard}", shards=shards, location=how.get("location", "")) for shard in range(shards)
+        ]
 
     def wait(self, seconds: float) -> None:
         """Let time pass, ticking at every deadline on the way."""
