@@ -1,0 +1,193 @@
+"""How one shard of a decided transaction gets its source: drains its own readers, waits for a free source, reads.
+
+It chooses nothing (`placement.py`) and ends nothing: when no source can ever come it returns the error, and the caller
+aborts the transaction.
+"""
+
+from __future__ import annotations
+
+from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
+from tensorhub.messages import Granted, Held, Reference
+from tensorhub.server.holdings import attach, drop, hide, is_drained, make, pin, unpin
+from tensorhub.server.placement import Choice, Reader, choose
+from tensorhub.server.settings import BUFFER_SETS_MAX, DEPTH_MAX
+from tensorhub.server.state import Holding, HoldingState, Member, Part, Phase, Slot, Transaction
+from tensorhub.server.turn import Turn, at
+from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
+
+
+def admit(turn: Turn, part: Part) -> TensorHubError | None:
+    """The part's version is decided: it holds it, or drains what it will overwrite, or looks for a source."""
+    transaction, seat = part.transaction, part.member.seat
+    record = transaction.record
+    old = part.member.holdings.get(transaction.buffers)
+    if old is not None and old.slot.record is record and old.listed is not None and old.listed.complete:
+        part.phase = Phase.HELD
+        turn.deadlines.cancel(("part", seat))
+        unpin(turn, transaction, seat.shard)
+        transaction.held[seat.shard] = old
+        _answer(turn, part, Held(old.slot.record.version))
+        return None
+    if seat.shard not in transaction.pins:
+        pin(transaction, seat.shard)
+    if old is not None:
+        part.phase = Phase.DRAINING
+        if not old.hidden:
+            transaction.hidden[seat.shard] = old
+            hide(turn, old)
+        if not is_drained(old):
+            return None
+        overwrite(turn, part, old)
+    return place(turn, part)
+
+
+def overwrite(turn: Turn, part: Part, old: Holding) -> None:
+    """The old content has no readers any more: forget it, before the grant that lets its bytes be written."""
+    part.transaction.hidden.pop(part.member.seat.shard, None)
+    drop(turn, old, "overwritten")
+
+
+def place(turn: Turn, part: Part) -> TensorHubError | None:
+    """Grant a source, or queue for one; the error when none can come."""
+    slot = slot_of(part)
+    reader = reader_of(part)
+    choice = None if slot is None else choose(slot, reader)
+    if slot is not None and choice is not None:
+        _grant(turn, part, slot, choice)
+        return None
+    part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
+    if slot is None or not may_appear(slot, part):
+        leave_queue(part)
+        return _lost(part)
+    part.lack = f"all {len(slot.complete)} complete holders are full, quarantined or failed this reader"
+    slot.queue[part.member.seat] = part
+    return None
+
+
+def reader_of(part: Part) -> Reader:
+    transaction = part.transaction
+    return Reader(
+        replica=transaction.replica.id,
+        location=part.member.location,
+        filling=part.filling,
+        suspects=part.suspects,
+        prefer=transaction.source,
+        pinned=transaction.pins.get(part.member.seat.shard),
+    )
+
+
+def first_source(transaction: Transaction) -> ReplicaId | None:
+    """The replica that placement gives the first shard that needs a source; the others follow it if they can."""
+    for shard, part in transaction.parts.items():
+        slot = slot_of(part)
+        if shard not in transaction.held and slot is not None:
+            choice = choose(slot, reader_of(part))
+            return None if choice is None else choice.holding.member.replica.id
+    return None
+
+
+def slot_of(part: Part) -> Slot | None:
+    record = part.transaction.record
+    return None if record is None else record.slots.get(part.member.seat.shard)
+
+
+def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
+    transaction, member, source = part.transaction, part.member, choice.holding
+    leave_queue(part)
+    turn.deadlines.cancel(("part", member.seat))
+    kind = "granted"
+    if part.filling is None:
+        part.filling = make(turn, member, transaction.buffers, slot, part.generation, state=HoldingState.FILLING)
+    else:
+        kind = "rerouted"
+    if transaction.source is None:
+        transaction.source = source.member.replica.id
+    attach(turn, part.filling, source)
+    part.phase, part.lack = Phase.READING, ""
+    unpin(turn, transaction, member.seat.shard)
+    _answer(turn, part, granted(slot, source, choice.reason))
+    turn.event(kind, slot.record.model, slot.record.version, member.seat, f"{source.member.seat}: {choice.reason}")
+
+
+def granted(slot: Slot, source: Holding, reason: str) -> Granted:
+    root = slot.root if slot.root is not None else UNVERIFIED
+    return Granted(slot.record.version, slot.content, root, reference(source), reason)
+
+
+def reference(holding: Holding) -> Reference:
+    member = holding.member
+    return Reference(
+        member.seat, member.session.id, holding.generation, member.location, holding.locators, holding.exposure
+    )
+
+
+def _answer(turn: Turn, part: Part, message: Granted | Held) -> None:
+    call, part.call = part.call, None
+    if call is not None:
+        turn.say(part.member.session.id, call, message)
+
+
+def leave_queue(part: Part) -> None:
+    slot = slot_of(part)
+    if slot is not None:
+        slot.queue.pop(part.member.seat, None)
+
+
+# ---------------------------------------------------------------- hope
+
+
+def may_appear(slot: Slot, part: Part) -> bool:
+    """Whether a source for this part may still come: a complete copy, its pin, or a chain that leads to one.
+
+    Scans only when the last complete copy is hidden or gone.
+    """
+    if part.member.seat.shard in part.transaction.pins:
+        return True
+    complete, fillings = slot.complete.values(), slot.holdings.values()
+    return any(_suits(holding, part) for holding in complete) or any(
+        holding.state is HoldingState.FILLING and _suits(holding, part) and _is_fed(holding, part.filling)
+        for holding in fillings
+    )
+
+
+def _suits(holding: Holding, part: Part) -> bool:
+    return holding.member.replica is not part.transaction.replica and holding.generation not in part.suspects
+
+
+def _is_fed(holding: Holding, filling: Holding | None) -> bool:
+    """Whether a chain of sources leads from this filling to everything, without passing through `filling`."""
+    above: Holding | None = holding
+    for _ in range(DEPTH_MAX + 1):
+        if above is None or above is filling:
+            return False
+        if above.state is not HoldingState.FILLING or above.watermark == above.slot.content.chunks:
+            return True
+        above = above.upstream
+    return False
+
+
+def _lost(part: Part) -> VersionUnavailable:
+    record, member = part.transaction.record, part.member
+    version = None if record is None else record.version
+    tried = len(part.suspects)
+    failed = f"; {tried} source(s) failed this reader" if tried else ""
+    return VersionUnavailable(
+        f"shard {member.seat.shard} of version {version} has no other source left{failed}", at(member, version)
+    )
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_generation(turn: Turn, member: Member, generation: Generation) -> None:
+    """A generation names one filling in the life of all processes."""
+    if len(generation) != ID_BYTES or generation == NO_GENERATION:
+        raise BadRequest(f"a generation is {ID_BYTES} random bytes, not {generation.hex() or 'nothing'}", at(member))
+    if generation in turn.state.generations:
+        raise BadRequest(f"generation {generation.hex()} is in use; draw a new one for each filling", at(member))
+
+
+def check_buffers(member: Member, buffers: str) -> None:
+    check_name("buffer set", buffers)
+    if buffers not in member.holdings and len(member.holdings) >= BUFFER_SETS_MAX:
+        raise BadRequest(f"a shard has at most {BUFFER_SETS_MAX} buffer sets", at(member))

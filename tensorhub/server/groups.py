@@ -1,0 +1,404 @@
+"""The group transaction: one decision for all shards of a replica, from the first request to commit or abort.
+
+It decides the version, never the source (`grants.py`). Every way a transaction can end is in `commit` and `abort`; both
+answer every call that is owed an answer, record the outcome and open the next sequence number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensorhub.errors import (
+    BadRequest,
+    Busy,
+    DrainTimeout,
+    GroupAborted,
+    GroupMismatch,
+    LayoutMismatch,
+    SourceFailed,
+    TensorHubError,
+    VersionUnavailable,
+    WaitTimeout,
+)
+from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
+from tensorhub.server import grants
+from tensorhub.server.holdings import detach, drop, hide, names, pin, refresh, show, unpin
+from tensorhub.server.settings import OUTCOMES_MAX
+from tensorhub.server.state import (
+    Holding,
+    HoldingState,
+    Member,
+    Outcome,
+    Part,
+    Phase,
+    Replica,
+    Transaction,
+    VersionRecord,
+)
+from tensorhub.server.turn import Turn, at
+from tensorhub.server.versions import seen, select
+from tensorhub.types import Latest, Version, parse_selector
+
+# ---------------------------------------------------------------- asking
+
+
+def replicate(turn: Turn, request: Replicate) -> None:
+    """A shard asks. The first of its group opens the transaction; the others must ask for the same."""
+    member = turn.member(request.seat)
+    replica = member.replica
+    _check_open(member, request.group, request.sequence)
+    transaction = replica.transaction
+    part = None if transaction is None else transaction.parts.get(request.seat.shard)
+    if part is not None:
+        _ask_again(turn, part, request)
+        return
+    _check_request(turn, member, request)
+    if transaction is None:
+        transaction = replica.transaction = Transaction(
+            replica, request.group, request.sequence, request.selector, request.buffers
+        )
+        replica.model.undecided[replica.id] = transaction
+    elif (transaction.selector, transaction.buffers) != (request.selector, request.buffers):
+        error = GroupMismatch(
+            f"shard {request.seat.shard} asks for {request.selector} into {request.buffers!r}, others of its group for "
+            f"{transaction.selector} into {transaction.buffers!r}; all shards must ask for the same",
+            at(member),
+        )
+        abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
+        raise error
+    part = Part(transaction, member, request.generation, request.serves, turn.until(request.timeout_ns), call=turn.call)
+    transaction.parts[request.seat.shard] = part
+    turn.deadlines.set(("part", request.seat), part.deadline_ns)
+    if transaction.record is None:
+        try_decide(turn, transaction)
+    else:
+        extend(turn, transaction)
+        admit(turn, part)
+
+
+def _check_open(member: Member, group: int, sequence: int) -> None:
+    """`GroupAborted` for a transaction that is over, `BadRequest` for one that cannot be yet."""
+    replica = member.replica
+    outcome = replica.outcomes.get((group, sequence))
+    if outcome is not None or group != replica.group or sequence < replica.sequence:
+        why = str(outcome) if outcome is not None else f"the group is at {replica.group}/{replica.sequence} now"
+        if group != replica.group and replica.moved:
+            why += f"; the group moved: {replica.moved}"
+        raise GroupAborted(f"transaction {group}/{sequence} is over: {why}", at(member))
+    if sequence > replica.sequence:
+        raise BadRequest(
+            f"transaction {group}/{sequence} is ahead of its group at {replica.sequence}; join again for the number",
+            at(member),
+        )
+
+
+def _ask_again(turn: Turn, part: Part, request: Replicate) -> None:
+    """The same request once more (its answer was lost, or it was duplicated): the latest call gets the answer."""
+    if part.generation != request.generation:
+        raise Busy("this shard replicates already; one at a time", at(part.member))
+    transaction, record = part.transaction, part.transaction.record
+    if part.phase is Phase.HELD and record is not None:
+        turn.reply(Held(record.version))
+    elif part.phase is Phase.READING and part.filling is not None and part.filling.upstream is not None:
+        turn.reply(grants.granted(part.filling.slot, part.filling.upstream, "asked again"))
+    elif part.call is not None and part.phase in (Phase.WAITING, Phase.DRAINING, Phase.QUEUED):
+        take_over(turn, part)
+    elif part.call != turn.call:
+        raise Busy(f"shard {part.member.seat.shard} of {transaction.sequence} is {part.phase.value}", at(part.member))
+
+
+def take_over(turn: Turn, part: Part) -> None:
+    """The call of this step gets the answer that is owed; an older call is told so."""
+    if part.call is not None and part.call != turn.call:
+        turn.refuse(part.member.session.id, part.call, Busy("asked again by a later call", at(part.member)))
+    part.call = turn.call
+
+
+def _check_request(turn: Turn, member: Member, request: Replicate) -> None:
+    parse_selector(request.selector)
+    grants.check_generation(turn, member, request.generation)
+    grants.check_buffers(member, request.buffers)
+    holding = member.holdings.get(request.buffers)
+    if holding is not None and holding.drain is not None:
+        raise Busy(f"buffer set {request.buffers!r} is being unpublished; wait for it", at(member))
+
+
+# ---------------------------------------------------------------- deciding
+
+
+def try_decide(turn: Turn, transaction: Transaction) -> None:
+    """Decide if a version matches; abort if none ever can."""
+    first = next(iter(transaction.parts.values()))
+    replica = transaction.replica
+    try:
+        record = select(replica.model, transaction.selector, first.member.location)
+    except VersionUnavailable as error:
+        error.at(at(first.member))
+        abort(turn, transaction, {first.member.seat.shard: error})
+        return
+    if record is None:
+        return
+    if (record.shards, record.layout) != (replica.shards, replica.layout):
+        mismatch = LayoutMismatch(
+            f"version {record.version} is cut into {record.shards} shards of layout {record.layout!r}, this replica "
+            f"into {replica.shards} of {replica.layout!r}; different layouts do not mix",
+            at(first.member, record.version),
+        )
+        abort(turn, transaction, dict.fromkeys(transaction.parts, mismatch))
+        return
+    _decide(turn, transaction, record)
+
+
+def _decide(turn: Turn, transaction: Transaction, record: VersionRecord) -> None:
+    """Fix the version; in the same step hide what its members will overwrite, and keep sources for those yet to ask.
+
+    Hiding all at once keeps drains free of cycles: whoever waits for readers waits for decisions older than its own.
+    """
+    replica = transaction.replica
+    transaction.record = record
+    del replica.model.undecided[replica.id]
+    for shard, member in sorted(replica.members.items()):
+        holding = member.holdings.get(transaction.buffers)
+        if holding is None:
+            continue
+        if holding.slot.record is record and holding.listed is not None and holding.listed.complete:
+            transaction.held[shard] = holding
+        elif not holding.hidden:
+            transaction.hidden[shard] = holding
+            hide(turn, holding)
+    transaction.source = grants.first_source(transaction)
+    for shard in range(replica.shards):
+        if shard not in transaction.held:
+            pin(transaction, shard)
+    extend(turn, transaction)
+    for part in list(transaction.parts.values()):
+        if replica.transaction is transaction:
+            admit(turn, part)
+
+
+def admit(turn: Turn, part: Part) -> None:
+    fail_if(turn, part, grants.admit(turn, part))
+
+
+def fail_if(turn: Turn, part: Part, error: TensorHubError | None) -> None:
+    """Abort the part's transaction when it cannot go on."""
+    if error is not None:
+        abort(turn, part.transaction, {part.member.seat.shard: error})
+
+
+def extend(turn: Turn, transaction: Transaction) -> None:
+    latest = max(part.deadline_ns for part in transaction.parts.values())
+    transaction.deadline_ns = max(transaction.deadline_ns, latest + turn.settings.commit_margin_ns)
+    replica = transaction.replica
+    turn.deadlines.set(("transaction", replica.model.key, replica.id), transaction.deadline_ns)
+
+
+# ---------------------------------------------------------------- finishing
+
+
+def done(turn: Turn, request: Done) -> None:
+    """A shard is complete. Idempotent; answered when all are."""
+    member = turn.member(request.seat)
+    replica = member.replica
+    outcome = replica.outcomes.get((request.group, request.sequence))
+    if outcome is not None and outcome.version is not None:
+        turn.reply(Committed(outcome.version))
+        return
+    _check_open(member, request.group, request.sequence)
+    transaction = replica.transaction
+    part = None if transaction is None else transaction.parts.get(request.seat.shard)
+    if part is None or part.generation != request.generation:
+        raise BadRequest("there is no such filling of this shard; replicate first", at(member))
+    if part.phase is Phase.DONE:
+        take_over(turn, part)
+        return
+    if part.phase is Phase.HELD:
+        part.phase, part.call = Phase.DONE, turn.call
+        settled(turn, part)
+        return
+    filling = part.filling
+    if filling is None or part.phase not in (Phase.READING, Phase.REROUTING):
+        raise BadRequest(f"this shard is {part.phase.value}: it cannot be done", at(member))
+    _finish(turn, part, filling, request)
+
+
+def _finish(turn: Turn, part: Part, filling: Holding, request: Done) -> None:
+    slot = filling.slot
+    known = slot.root
+    if known is not None and known != request.root:
+        error = wrong_root(part)
+        abort(turn, part.transaction, {part.member.seat.shard: error}, (part.member.seat.shard,))
+        raise error
+    grants.leave_queue(part)
+    if part.call is not None:
+        turn.refuse(part.member.session.id, part.call, Busy("the filling was reported done", at(part.member)))
+    turn.deadlines.cancel(("part", part.member.seat))
+    part.phase, part.call = Phase.DONE, turn.call
+    filling.root = request.root
+    filling.watermark = slot.content.chunks
+    filling.bytes_done = request.bytes_done
+    detach(turn, filling)
+    refresh(turn, filling)
+    if known is not None:
+        settled(turn, part)
+    else:
+        slot.reported[filling.generation] = filling
+        turn.slots[slot] = None
+
+
+def wrong_root(part: Part) -> SourceFailed:
+    return SourceFailed(
+        "the root digest of what was read differs from the version's: a source served other bytes; replicate again",
+        at(part.member, None if part.transaction.record is None else part.transaction.record.version),
+    )
+
+
+def settled(turn: Turn, part: Part) -> None:
+    """The part's root is the version's; commit with the last one."""
+    transaction = part.transaction
+    transaction.done[part.member.seat.shard] = None
+    if len(transaction.done) == transaction.replica.shards:
+        commit(turn, transaction)
+
+
+def part_of(holding: Holding) -> Part | None:
+    """The part that this filling belongs to; a claimed one has none."""
+    transaction = holding.member.replica.transaction
+    part = None if transaction is None else transaction.parts.get(holding.member.seat.shard)
+    return part if part is not None and part.filling is holding else None
+
+
+def commit(turn: Turn, transaction: Transaction) -> None:
+    """All shards are done: show the version, answer everybody."""
+    record = transaction.record
+    if record is None:
+        return
+    version = record.version
+    close(turn, transaction, Outcome(version, {}))
+    for part in transaction.parts.values():
+        filling = part.filling
+        if filling is not None and part.serves:
+            filling.state = HoldingState.COMPLETE
+            refresh(turn, filling)
+        elif filling is not None:
+            drop(turn, filling, "a subset is never served")
+        if part.call is not None:
+            turn.say(part.member.session.id, part.call, Committed(version))
+    seat = next(iter(transaction.parts.values())).member.seat
+    turn.event("committed", record.model, version, seat, f"transaction {transaction.group}/{transaction.sequence}")
+
+
+# ---------------------------------------------------------------- aborting
+
+
+def give_up(turn: Turn, request: Abort) -> None:
+    """A shard cannot finish. For a transaction that is over it only adds its reason to the outcome."""
+    member = turn.member(request.seat)
+    replica = member.replica
+    error = GroupAborted(request.reason, at(member))
+    outcome = replica.outcomes.get((request.group, request.sequence))
+    if outcome is not None:
+        if outcome.version is None:
+            outcome.failures.setdefault(request.seat.shard, request.reason)
+    elif (request.group, request.sequence) == (replica.group, replica.sequence):
+        transaction = replica.transaction or Transaction(replica, request.group, request.sequence, Latest(), "")
+        abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
+    elif request.group == replica.group and request.sequence > replica.sequence:
+        _check_open(member, request.group, request.sequence)
+    turn.reply(Ok())
+
+
+def abort(
+    turn: Turn, transaction: Transaction, failures: Mapping[int, TensorHubError], quiet: tuple[int, ...] = ()
+) -> None:
+    """End a transaction for all its shards: nothing of it is served, nothing hidden that was not written to.
+
+    `quiet` are the shards that end it by a request of their own: they learn of it by its answer, not by a notice.
+    """
+    replica, record = transaction.replica, transaction.record
+    outcome = Outcome(None, {shard: error.message for shard, error in failures.items()})
+    reason = f"transaction {transaction.group}/{transaction.sequence} is aborted: {outcome}"
+    close(turn, transaction, outcome)
+    for shard, part in sorted(transaction.parts.items()):
+        _abort_part(turn, part, failures.get(shard), reason, shard in quiet)
+    for holding in transaction.hidden.values():
+        if turn.state.generations.get(holding.generation) is holding:
+            show(turn, holding)
+    failed = replica.members.get(next(iter(failures)))
+    version = None if record is None else record.version
+    turn.event("aborted", replica.model, version, None if failed is None else failed.seat, reason)
+
+
+def _abort_part(turn: Turn, part: Part, own: TensorHubError | None, reason: str, is_quiet: bool) -> None:
+    transaction, member = part.transaction, part.member
+    version = None if transaction.record is None else transaction.record.version
+    if part.call is not None:
+        turn.refuse(member.session.id, part.call, own or GroupAborted(reason, at(member, version)))
+    elif not is_quiet:
+        notice = TransactionAborted(member.seat, transaction.group, transaction.sequence, reason)
+        turn.notify(member.session.id, notice)
+    if part.filling is not None and turn.state.generations.get(part.filling.generation) is part.filling:
+        drop(turn, part.filling, reason)
+
+
+def close(turn: Turn, transaction: Transaction, outcome: Outcome) -> None:
+    """What commit and abort share: no timer, pin or queue entry survives, and the next sequence number is open."""
+    replica = transaction.replica
+    replica.transaction = None
+    replica.model.undecided.pop(replica.id, None)
+    turn.deadlines.cancel(("transaction", replica.model.key, replica.id))
+    for part in transaction.parts.values():
+        turn.deadlines.cancel(("part", part.member.seat))
+        grants.leave_queue(part)
+    for shard in list(transaction.pins):
+        unpin(turn, transaction, shard)
+    record(replica, transaction.group, transaction.sequence, outcome)
+    replica.sequence += 1
+
+
+def record(replica: Replica, group: int, sequence: int, outcome: Outcome) -> None:
+    """Remember how a transaction ended, for calls that come late or again."""
+    replica.outcomes[group, sequence] = outcome
+    while len(replica.outcomes) > OUTCOMES_MAX:
+        del replica.outcomes[next(iter(replica.outcomes))]
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def part_late(turn: Turn, replica: Replica, shard: int) -> None:
+    """A shard's own deadline passed while it waited."""
+    transaction = replica.transaction
+    part = None if transaction is None else transaction.parts.get(shard)
+    if transaction is not None and part is not None:
+        abort(turn, transaction, {shard: _too_late(part)})
+
+
+def _too_late(part: Part) -> TensorHubError:
+    member, transaction = part.member, part.transaction
+    version: Version | None = None if transaction.record is None else transaction.record.version
+    match part.phase:
+        case Phase.WAITING:
+            return WaitTimeout(
+                f"no version matched {transaction.selector} in time; {seen(member.replica.model)}", at(member)
+            )
+        case Phase.DRAINING:
+            readers = ", ".join(names(member.holdings[transaction.buffers]))
+            return DrainTimeout(f"readers of this shard's old version did not end in time: {readers}", at(member))
+        case Phase.QUEUED | Phase.REROUTING:
+            return VersionUnavailable(f"no source of version {version} in time: {part.lack}", at(member, version))
+        case Phase.READING | Phase.HELD | Phase.DONE:
+            return GroupAborted(f"not all shards finished version {version} in time", at(member, version))
+
+
+def transaction_late(turn: Turn, transaction: Transaction) -> None:
+    """A decided transaction outlived all its members' deadlines: name the shards that are missing."""
+    replica = transaction.replica
+    failures: dict[int, TensorHubError] = {}
+    for shard in range(replica.shards):
+        part = transaction.parts.get(shard)
+        if part is None:
+            failures[shard] = GroupAborted("it never asked")
+        elif shard not in transaction.done:
+            failures[shard] = GroupAborted(f"it was still {part.phase.value}", at(part.member))
+    abort(turn, transaction, failures)

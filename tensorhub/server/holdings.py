@@ -1,0 +1,341 @@
+"""Every change of a holding: made, offered, read from, hidden, dropped. The one place that keeps the indexes true.
+
+It never decides who reads what or which version wins; it marks what others must look at again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from tensorhub.errors import Closed
+from tensorhub.messages import Content, SourceLost, Unpublished
+from tensorhub.server.placement import of_replica, prefixes, shelf_of, weight
+from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX
+from tensorhub.server.state import Holding, HoldingState, Listed, Member, Shelf, Slot, Transaction, VersionRecord
+from tensorhub.server.turn import Turn, at, seat_of
+from tensorhub.types import UNVERIFIED, Generation, Location, Version
+
+# ---------------------------------------------------------------- life
+
+
+def slot_for(member: Member, version: Version, content: Content) -> Slot:
+    """The slot of a shard of a version, made when absent; the caller has checked that the content agrees."""
+    model = member.replica.model
+    record = model.versions.get(version)
+    if record is None:
+        order = model.lineages[version.lineage].order
+        record = VersionRecord(model, version, order, member.replica.shards, member.replica.layout)
+        model.versions[version] = record
+        newer = (lineage.first for lineage in model.lineages.values() if lineage.order > order)
+        record.retired = any(first <= version.number for first in newer)
+        if not record.retired:
+            model.current[version.number] = record
+    slot = record.slots.get(member.seat.shard)
+    if slot is None:
+        root = None if content.verified else UNVERIFIED
+        slot = record.slots[member.seat.shard] = Slot(record, member.seat.shard, content, root)
+    return slot
+
+
+def make(
+    turn: Turn, member: Member, buffers: str, slot: Slot, generation: Generation, *, state: HoldingState
+) -> Holding:
+    """A new holding, not offered yet: `refresh` offers it."""
+    turn.state.born += 1
+    holding = Holding(member, buffers, slot, generation, state, turn.state.born)
+    member.holdings[buffers] = holding
+    slot.holdings[generation] = holding
+    slot.record.held += 1
+    turn.state.generations[generation] = holding
+    for waiting in turn.state.awaited.pop(generation, {}):
+        reader = turn.state.generations[waiting]
+        reader.awaits = None
+        link(turn, reader, holding)
+    return holding
+
+
+def link(turn: Turn, reader: Holding, source: Holding) -> None:
+    """Believe a claim that this filling reads from that holding, unless it makes no sense."""
+    above: Holding | None = source
+    for _ in range(DEPTH_MAX):
+        if above is None:
+            break
+        if above is reader:
+            return
+        above = above.upstream
+    if above is None and source.slot is reader.slot:
+        attach(turn, reader, source)
+
+
+def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
+    """Forget a holding at once. Its readers are told and named."""
+    slot, member = holding.slot, holding.member
+    detach(turn, holding)
+    readers = names(holding)
+    for reader in list(holding.readers.values()):
+        _unlink(reader, holding)
+        refresh(turn, reader)
+        seat = reader.member.seat
+        notice = SourceLost(seat, reader.generation, holding.generation, reason)
+        turn.notify(reader.member.session.id, notice)
+    del member.holdings[holding.buffers]
+    del slot.holdings[holding.generation]
+    slot.reported.pop(holding.generation, None)
+    del turn.state.generations[holding.generation]
+    refresh(turn, holding)
+    for transaction in list(holding.pins.values()):
+        unpin(turn, transaction, slot.shard)
+        pin(transaction, slot.shard)
+    turn.deadlines.cancel(("quarantine", holding.generation))
+    _forget_awaited(turn, holding)
+    end_drain(turn, holding, readers)
+    if slot.author is holding:
+        slot.author = None
+    turn.slots[slot] = None
+    turn.models[slot.record.model] = None
+    turn.drains.pop(holding, None)
+    slot.record.held -= 1
+    if slot.record.held == 0:
+        _forget(slot.record)
+    return readers
+
+
+def _forget_awaited(turn: Turn, holding: Holding) -> None:
+    if holding.awaits is not None:
+        waiting = turn.state.awaited[holding.awaits]
+        del waiting[holding.generation]
+        if not waiting:
+            del turn.state.awaited[holding.awaits]
+
+
+def _forget(record: VersionRecord) -> None:
+    model = record.model
+    del model.versions[record.version]
+    if model.current.get(record.version.number) is record:
+        del model.current[record.version.number]
+
+
+def end_drain(turn: Turn, holding: Holding, readers: tuple[str, ...]) -> None:
+    """Answer the `Unpublish` that waits for this holding, if any: it is gone."""
+    drain, holding.drain = holding.drain, None
+    if drain is not None:
+        turn.deadlines.cancel(("drain", holding.generation))
+        if holding.member.seat in holding.member.session.members:
+            turn.say(drain.session, drain.call, Unpublished(readers))
+        else:
+            turn.refuse(drain.session, drain.call, Closed("the seat was given up while it drained", at(holding.member)))
+
+
+# ---------------------------------------------------------------- readers
+
+
+def attach(turn: Turn, reader: Holding, source: Holding) -> None:
+    """The reader reads from the source from now on."""
+    reader.upstream = source
+    source.readers[reader.generation] = reader
+    reader.weight = weight(reader.watermark, reader.slot.content.chunks)
+    source.load += reader.weight
+    _rise(source)
+    refresh(turn, source)
+    refresh(turn, reader)
+
+
+def detach(turn: Turn, reader: Holding) -> None:
+    """The reader reads from nobody; its source has a place again, and may be drained."""
+    source = reader.upstream
+    if source is None:
+        return
+    _unlink(reader, source)
+    turn.drains[source] = None
+    turn.slots[source.slot] = None
+    refresh(turn, source)
+    refresh(turn, reader)
+
+
+def _unlink(reader: Holding, source: Holding) -> None:
+    reader.upstream = None
+    del source.readers[reader.generation]
+    source.load -= reader.weight
+    reader.weight = 0
+    _rise(source)
+
+
+def _rise(holding: Holding | None) -> None:
+    """Recompute heights upwards, as far as they change; a chain is at most DEPTH_MAX long."""
+    while holding is not None:
+        height = max((reader.height + 1 for reader in holding.readers.values()), default=0)
+        if height == holding.height:
+            return
+        holding.height = height
+        holding = holding.upstream
+
+
+def advance(turn: Turn, holding: Holding, watermark: int, bytes_done: int) -> None:
+    """A report of progress: never backwards; it also clears the name of the source."""
+    holding.bytes_done = max(holding.bytes_done, bytes_done)
+    watermark = min(watermark, holding.slot.content.chunks)
+    if watermark <= holding.watermark:
+        return
+    holding.watermark = watermark
+    source = holding.upstream
+    if source is not None:
+        source.reports.clear()
+        source.quarantined = False
+        turn.deadlines.cancel(("quarantine", source.generation))
+        now = weight(watermark, holding.slot.content.chunks)
+        source.load += now - holding.weight
+        holding.weight = now
+        refresh(turn, source)
+    if holding.slot.queue:
+        turn.slots[holding.slot] = None
+    refresh(turn, holding)
+
+
+def names(holding: Holding) -> tuple[str, ...]:
+    """Who reads from it, and whose read is still to come."""
+    seats = [str(reader.member.seat) for reader in holding.readers.values()]
+    return tuple(sorted({*seats, *(str(seat) for seat in holding.pins)}))
+
+
+def is_drained(holding: Holding) -> bool:
+    return not holding.readers and not holding.pins
+
+
+# ---------------------------------------------------------------- pins
+
+
+def pin(transaction: Transaction, shard: int) -> None:
+    """Keep one holding of the decided version for a shard that is still to be granted, if there is any."""
+    slot = _slot_of(transaction, shard)
+    if slot is None:
+        return
+    replica = transaction.replica
+    preferred = () if transaction.source is None else of_replica(slot, transaction.source)
+    known = (holding for holding in preferred if holding.generation in slot.complete)
+    others = (holding for holding in slot.complete.values() if holding.member.replica is not replica)
+    chosen = next(known, None) or next(others, None)
+    if chosen is not None:
+        chosen.pins[seat_of(replica, shard)] = transaction
+        transaction.pins[shard] = chosen
+
+
+def unpin(turn: Turn, transaction: Transaction, shard: int) -> None:
+    """The shard has its grant, or needs none any more."""
+    holding = transaction.pins.pop(shard, None)
+    if holding is not None:
+        del holding.pins[seat_of(transaction.replica, shard)]
+        turn.drains[holding] = None
+
+
+def _slot_of(transaction: Transaction, shard: int) -> Slot | None:
+    return None if transaction.record is None else transaction.record.slots.get(shard)
+
+
+# ---------------------------------------------------------------- indexes
+
+
+def hide(turn: Turn, holding: Holding) -> None:
+    """Offer it to no new reader."""
+    holding.hidden = True
+    refresh(turn, holding)
+
+
+def show(turn: Turn, holding: Holding) -> None:
+    """Undo `hide`: nothing was written."""
+    holding.hidden = False
+    refresh(turn, holding)
+
+
+def refresh(turn: Turn, holding: Holding) -> None:
+    """Make the indexes say what the holding is now. Cheap when nothing changed."""
+    now = _listing(turn, holding)
+    before = holding.listed
+    if now == before:
+        return
+    slot = holding.slot
+    readable = slot.record.readable
+    if before is not None:
+        _unlist(holding, before)
+    holding.listed = now
+    if now is not None:
+        _list(holding, now)
+    fresh = now is not None and (before is None or before.centre != now.centre)
+    if fresh or (now is None) != (before is None):
+        turn.models[slot.record.model] = None
+    if slot.record.readable != readable:
+        _readable_changed(turn, slot.record, holding)
+    if now is not None and now.shelf is not None and slot.queue:
+        turn.slots[slot] = None
+
+
+def _listing(turn: Turn, holding: Holding) -> Listed | None:
+    if holding.hidden or not holding.proven or turn.state.generations.get(holding.generation) is not holding:
+        return None
+    filling = holding.state is HoldingState.FILLING
+    moving = holding.upstream is not None or holding.watermark == holding.slot.content.chunks
+    if filling and not (holding.serves and moving):
+        return None
+    has_place = len(holding.readers) < READERS_PER_SOURCE_MAX and not holding.quarantined
+    return Listed(not filling, centre(holding.member.location), shelf_of(holding) if has_place else None, holding.load)
+
+
+def _list(holding: Holding, listed: Listed) -> None:
+    slot, record = holding.slot, holding.slot.record
+    if listed.complete:
+        slot.complete[holding.generation] = holding
+        slot.replicated += holding.state is HoldingState.COMPLETE
+        record.covered += len(slot.complete) == 1
+    counts = record.centres.setdefault(listed.centre, {})
+    counts[slot.shard] = counts.get(slot.shard, 0) + 1
+    if listed.shelf is not None:
+        slot.free += 1
+        for prefix in prefixes(holding.member.location):
+            row = slot.shelves.setdefault(prefix, Shelf()).rows[listed.shelf]
+            insort(row, (listed.load, holding.born, holding))
+
+
+def _unlist(holding: Holding, listed: Listed) -> None:
+    slot, record = holding.slot, holding.slot.record
+    if listed.complete:
+        del slot.complete[holding.generation]
+        slot.replicated -= holding.state is HoldingState.COMPLETE
+        record.covered -= len(slot.complete) == 0
+    counts = record.centres[listed.centre]
+    counts[slot.shard] -= 1
+    if counts[slot.shard] == 0:
+        del counts[slot.shard]
+        if not counts:
+            del record.centres[listed.centre]
+    if listed.shelf is not None:
+        slot.free -= 1
+        for prefix in prefixes(holding.member.location):
+            shelf = slot.shelves[prefix]
+            row = shelf.rows[listed.shelf]
+            del row[bisect_left(row, (listed.load, holding.born))]
+            if not any(shelf.rows):
+                del slot.shelves[prefix]
+
+
+def centre(location: Location) -> str:
+    """The data centre; unknown locations are local to each other."""
+    return location.parts[0] if location.parts else ""
+
+
+def _readable_changed(turn: Turn, record: VersionRecord, cause: Holding) -> None:
+    if not record.retired:
+        index_readable(record)
+    turn.models[record.model] = None
+    kind = "readable" if record.readable else "hidden"
+    turn.event(kind, record.model, record.version, cause.member.seat)
+
+
+def index_readable(record: VersionRecord) -> None:
+    """Put the record in or out of its model's list of readable versions."""
+    row, number = record.model.readable, record.version.number
+    place = bisect_left(row, number)
+    listed = place < len(row) and row[place] == number
+    wanted = record.readable and not record.retired
+    if wanted and not listed:
+        row.insert(place, number)
+    elif listed and not wanted:
+        del row[place]

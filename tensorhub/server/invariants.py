@@ -1,0 +1,248 @@
+"""What must be true of the state after every step, each with the name that `Broken` carries when it is not.
+
+It recomputes from the records what the indexes say; it is slow, used by tests and on demand, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tensorhub.errors import Broken, Where
+from tensorhub.server.holdings import centre
+from tensorhub.server.placement import prefixes, shelf_of, weight
+from tensorhub.server.settings import DEPTH_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
+from tensorhub.server.state import (
+    Holding,
+    HoldingState,
+    ModelTable,
+    Part,
+    Phase,
+    Replica,
+    Slot,
+    State,
+    Transaction,
+    VersionRecord,
+)
+
+#: A promise and whether it holds.
+Finding = tuple[str, bool]
+
+
+def check(state: State) -> None:
+    """Raise `Broken` with the first promise that does not hold and the story of the replica concerned."""
+    for promise, holds in _sessions(state):
+        _require(promise, holds, Where(), "")
+    for model in state.models.values():
+        place = Where(model=str(model.key))
+        for promise, holds in _model(state, model):
+            _require(promise, holds, place, "")
+        for record in model.versions.values():
+            for promise, holds in _record(state, record):
+                _require(promise, holds, Where(model=str(model.key), version=str(record.version)), "")
+        for replica in model.replicas.values():
+            for promise, holds in _replica(state, replica):
+                _require(promise, holds, Where(model=str(model.key), replica=replica.id), str(replica.story))
+
+
+def _require(promise: str, holds: bool, place: Where, story: str) -> None:
+    if not holds:
+        raise Broken(f"broken promise: {promise}" + (f"\n{story}\n" if story else ""), place)
+
+
+def _sessions(state: State) -> Iterator[Finding]:
+    at = state.deadlines.at
+    for session in state.sessions.values():
+        yield "a session has a lease", ("lease", session.id) in at
+        for seat, member in session.members.items():
+            yield (
+                "a session's seat is in its group",
+                state.models[seat.model].replicas[seat.replica].members[seat.shard] is member,
+            )
+            yield "a seat knows its session", member.session is session
+        for call, key in session.waits.items():
+            yield "a wait is in its model and has a deadline", (session.id, call) in state.models[key].waits
+            yield "a wait has a deadline", ("wait", session.id, call) in at
+        for call, key in session.watches.items():
+            yield "a watch is in its model", (session.id, call) in state.models[key].watchers
+    leases = sum(key[0] == "lease" for key in at)
+    yield "a lease belongs to a session", leases == len(state.sessions)
+    for source, readers in state.awaited.items():
+        yield "an awaited source is unknown", source not in state.generations and bool(readers)
+        for reader in readers:
+            yield "a claim awaits its source", state.generations[reader].awaits == source
+    counted = sum(record.held for model in state.models.values() for record in model.versions.values())
+    yield "every generation is held by a version", counted == len(state.generations)
+    for key in state.idle:
+        yield "an idle model has no replicas", not state.models[key].replicas
+
+
+def _model(state: State, model: ModelTable) -> Iterator[Finding]:
+    current = {record.version.number: record for record in model.versions.values() if not record.retired}
+    yield "current versions are those not retired", current == model.current
+    yield (
+        "numbers are unique among current versions",
+        len(current) == sum(not record.retired for record in model.versions.values()),
+    )
+    ordered = [record for _, record in sorted(current.items())]
+    yield (
+        "numbers rise with lineages",
+        all(low.order <= high.order for low, high in pairwise(ordered)),
+    )
+    yield (
+        "the readable list is true",
+        model.readable == [record.version.number for record in ordered if record.readable],
+    )
+    for name, transaction in model.undecided.items():
+        replica = model.replicas[name]
+        yield "an undecided transaction is its group's", replica.transaction is transaction
+        yield "an undecided transaction has no version", transaction.record is None
+    in_use = bool(model.replicas or model.waits or model.watchers)
+    yield "a model is in use or idle", in_use != (model.key in state.idle)
+
+
+def _record(state: State, record: VersionRecord) -> Iterator[Finding]:
+    slots = record.slots.values()
+    yield "a version is held", record.held > 0
+    yield "holdings are counted", record.held == sum(len(slot.holdings) for slot in slots)
+    yield "covered shards are counted", record.covered == sum(bool(slot.complete) for slot in slots)
+    centres: dict[str, dict[int, int]] = {}
+    for slot in slots:
+        for holding in slot.holdings.values():
+            if holding.listed is not None:
+                counts = centres.setdefault(centre(holding.member.location), {})
+                counts[slot.shard] = counts.get(slot.shard, 0) + 1
+    yield "data centres are counted", centres == record.centres
+    for slot in slots:
+        yield from _slot(slot)
+        for holding in slot.holdings.values():
+            yield from _holding(state, holding)
+
+
+def _slot(slot: Slot) -> Iterator[Finding]:
+    offered = [holding for holding in slot.holdings.values() if holding.listed is not None]
+    complete = [holding for holding in offered if holding.state is not HoldingState.FILLING]
+    yield "complete holdings are indexed", sorted(slot.complete) == sorted(holding.generation for holding in complete)
+    yield (
+        "replicated holdings are counted",
+        slot.replicated == sum(holding.state is HoldingState.COMPLETE for holding in complete),
+    )
+    shelved = [holding for holding in offered if holding.listed is not None and holding.listed.shelf is not None]
+    yield "free holdings are counted", slot.free == len(shelved)
+    expected: dict[tuple[str, ...], list[list[tuple[int, int]]]] = {}
+    for holding in sorted(shelved, key=lambda each: (each.load, each.born)):
+        for prefix in prefixes(holding.member.location):
+            rows = expected.setdefault(prefix, [[], [], []])
+            rows[shelf_of(holding)].append((holding.load, holding.born))
+    actual = {prefix: [[entry[:2] for entry in row] for row in shelf.rows] for prefix, shelf in slot.shelves.items()}
+    yield "shelves are true", actual == expected
+    yield (
+        "the author is unsealed and held",
+        slot.author is None
+        or (
+            slot.root is None and slot.author.root is None and slot.holdings.get(slot.author.generation) is slot.author
+        ),
+    )
+    for generation in slot.reported:
+        yield "a reported root waits for the version's", slot.root is None and generation in slot.holdings
+    for seat, part in slot.queue.items():
+        waits = part.phase in (Phase.QUEUED, Phase.REROUTING)
+        yield "who queues waits for a source and is owed an answer", waits and part.call is not None
+        yield "who queues is in an open transaction", part.member.seat == seat and _is_open(part)
+
+
+def _is_open(part: Part) -> bool:
+    return part.transaction.replica.transaction is part.transaction
+
+
+def _holding(state: State, holding: Holding) -> Iterator[Finding]:
+    slot, member = holding.slot, holding.member
+    yield "a holding is known by its generation", state.generations.get(holding.generation) is holding
+    yield "a holding is its seat's", member.holdings.get(holding.buffers) is holding
+    yield "a holder's seat is occupied", member.replica.members.get(member.seat.shard) is member
+    yield "nothing is read beyond the stream", 0 <= holding.watermark <= slot.content.chunks
+    yield (
+        "a hidden or unproven holding is not offered",
+        holding.listed is None or (holding.proven and not holding.hidden),
+    )
+    yield (
+        "an offered root is the version's",
+        (
+            holding.listed is None
+            or not holding.listed.complete
+            or None in (slot.root, holding.root)
+            or holding.root == slot.root
+        ),
+    )
+    yield "a source has at most so many readers", len(holding.readers) <= READERS_PER_SOURCE_MAX
+    for generation, reader in holding.readers.items():
+        yield "a reader knows its source", reader.upstream is holding and reader.generation == generation
+        yield "a reader reads the same shard of the same version", reader.slot is slot
+        yield "a reader is filling", reader.state is HoldingState.FILLING
+        yield "a reader's weight is true", reader.weight == weight(reader.watermark, slot.content.chunks)
+    yield "load is the sum of weights", holding.load == sum(reader.weight for reader in holding.readers.values())
+    yield "height is true", holding.height == max((each.height + 1 for each in holding.readers.values()), default=0)
+    depth, above = 0, holding.upstream
+    while above is not None and depth <= DEPTH_MAX:
+        depth, above = depth + 1, above.upstream
+    yield "chains are short and have no cycle", depth <= DEPTH_MAX
+    for seat, transaction in holding.pins.items():
+        yield "a pin is its transaction's", transaction.pins.get(seat.shard) is holding
+        yield "a pinned transaction is open", transaction.replica.transaction is transaction
+    drains = holding.drain is not None
+    yield (
+        "a drain has a deadline, hidden content and readers",
+        (("drain", holding.generation) in state.deadlines.at) == (drains)
+        and (not drains or (holding.hidden and bool(holding.readers or holding.pins))),
+    )
+    yield "quarantine ends", holding.quarantined == (("quarantine", holding.generation) in state.deadlines.at)
+
+
+def _replica(state: State, replica: Replica) -> Iterator[Finding]:
+    yield "a replica has members", bool(replica.members)
+    yield "outcomes are bounded", len(replica.outcomes) <= OUTCOMES_MAX
+    for shard, member in replica.members.items():
+        yield "a member sits in its shard", member.seat.shard == shard and 0 <= shard < replica.shards
+        yield "a member's session lives", state.sessions.get(member.session.id) is member.session
+    transaction = replica.transaction
+    if transaction is not None:
+        yield from _transaction(state, transaction)
+
+
+def _transaction(state: State, transaction: Transaction) -> Iterator[Finding]:
+    replica, record, at = transaction.replica, transaction.record, state.deadlines.at
+    key = (transaction.group, transaction.sequence)
+    yield "an open transaction is the group's next", key == (replica.group, replica.sequence)
+    yield "an open transaction has parts", bool(transaction.parts)
+    yield "it is undecided until it has a version", (record is None) == (replica.id in replica.model.undecided)
+    timed = ("transaction", replica.model.key, replica.id) in at
+    yield "a decided transaction has a deadline", timed == (record is not None)
+    for shard, holding in transaction.pins.items():
+        yield "a pin keeps the decided version", record is not None and holding.slot is record.slots.get(shard)
+    for holding in transaction.hidden.values():
+        yield "what it hid is hidden", holding.hidden
+    for shard, part in transaction.parts.items():
+        yield "a part is its seat's", replica.members.get(shard) is part.member
+        yield from _part(state, transaction, part)
+
+
+def _part(state: State, transaction: Transaction, part: Part) -> Iterator[Finding]:
+    seat, phase = part.member.seat, part.phase
+    waits = phase in (Phase.WAITING, Phase.DRAINING, Phase.QUEUED, Phase.REROUTING)
+    yield "a part waits with a deadline and a call", waits == (("part", seat) in state.deadlines.at)
+    yield "a waiting part is owed an answer", part.call is not None or not (waits or phase is Phase.DONE)
+    yield "a reading or held part is owed none", part.call is None or waits or phase is Phase.DONE
+    yield "only undecided parts wait for a version", (phase is Phase.WAITING) == (transaction.record is None)
+    filling = part.filling
+    fills = phase in (Phase.READING, Phase.REROUTING) or (phase is Phase.DONE and seat.shard not in transaction.held)
+    yield "a filling exists from grant to commit", fills == (filling is not None)
+    if filling is not None:
+        yield "one version per replica", filling.slot.record is transaction.record
+        yield "a filling is a live holding", state.generations.get(part.generation) is filling
+        yield "a part that reads no more has no source", phase is Phase.READING or filling.upstream is None
+    queued = phase in (Phase.QUEUED, Phase.REROUTING)
+    slot = None if transaction.record is None else transaction.record.slots.get(seat.shard)
+    yield "who waits for a source is in the queue", queued == (slot is not None and slot.queue.get(seat) is part)
+    if phase is Phase.DRAINING:
+        old = part.member.holdings.get(transaction.buffers)
+        yield "who drains has readers", old is not None and old.hidden and bool(old.readers or old.pins)

@@ -1,0 +1,283 @@
+"""Who is alive and who sits where: sessions, leases, seats, claims, and what falls when one of them goes.
+
+It never looks at versions but to take a claim back or to drop what a dead process held.
+"""
+
+from __future__ import annotations
+
+from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, SeatTaken, TensorHubError
+from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
+from tensorhub.server import groups
+from tensorhub.server.grants import check_buffers, check_generation
+from tensorhub.server.holdings import drop, link, make, refresh, slot_for
+from tensorhub.server.publishing import check_content, check_opaque
+from tensorhub.server.settings import (
+    BUFFER_SETS_MAX,
+    LINEAGES_MAX,
+    LOCATION_DEPTH_MAX,
+    MODELS_MAX,
+    SEATS_PER_SESSION_MAX,
+    SESSIONS_MAX,
+)
+from tensorhub.server.state import Holding, HoldingState, Member, ModelTable, Outcome, Replica, Session
+from tensorhub.server.turn import Turn, at, where
+from tensorhub.server.versions import enter
+from tensorhub.types import ID_BYTES, SHARDS_MAX, ModelKey, Seat, SessionId, check_name, check_version
+
+# ---------------------------------------------------------------- sessions
+
+
+def hello(turn: Turn, request: Hello) -> None:
+    """A new session, or one whose connection broke and is back."""
+    if request.protocol != PROTOCOL:
+        raise BadRequest(f"this server speaks protocol {PROTOCOL}, the client {request.protocol}; use one release")
+    if request.session != turn.sender or len(request.session) != ID_BYTES:
+        raise BadRequest(f"a session id is {ID_BYTES} random bytes, the same for all messages of the session")
+    check_name("host", request.host)
+    session = turn.state.sessions.get(turn.sender)
+    if session is None:
+        if len(turn.state.sessions) >= SESSIONS_MAX:
+            raise BadRequest(f"this server has {SESSIONS_MAX} sessions already; close some, or use a second server")
+        session = turn.state.sessions[turn.sender] = Session(turn.sender, request.host, request.pid)
+    session.connected = True
+    renew(turn, turn.sender)
+    turn.reply(Welcome(turn.state.epoch, turn.settings.lease_ns, turn.settings.beat_ns))
+
+
+def renew(turn: Turn, session: SessionId) -> None:
+    """The session is alive now."""
+    turn.deadlines.set(("lease", session), turn.now_ns + turn.settings.lease_ns)
+
+
+def disconnected(turn: Turn, session: Session) -> None:
+    """A killed process is known soon; one that lives comes back, or its heart goes on beating beside."""
+    session.connected = False
+    soon = turn.now_ns + turn.settings.reconnect_ns
+    turn.deadlines.set(("lease", session.id), min(soon, turn.deadlines.at[("lease", session.id)]))
+
+
+def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
+    """The session is over: everything of it goes, in one step."""
+    groups_of: dict[Replica, list[Member]] = {}
+    for member in session.members.values():
+        groups_of.setdefault(member.replica, []).append(member)
+    for call, key in session.waits.items():
+        model = turn.state.models[key]
+        del model.waits[session.id, call]
+        turn.deadlines.cancel(("wait", session.id, call))
+        turn.refuse(session.id, call, Closed("the session was closed"))
+    for call, key in session.watches.items():
+        del turn.state.models[key].watchers[session.id, call]
+    if kind == "expired":
+        del turn.state.sessions[session.id]
+    for replica, members in groups_of.items():
+        vacate(turn, replica, members, kind, reason)
+    for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
+        mark_idle(turn, turn.state.models[key])
+    turn.deadlines.cancel(("lease", session.id))
+
+
+def goodbye(turn: Turn) -> None:
+    session = turn.session()
+    end(turn, session, "left", "its process said goodbye")
+    turn.reply(Ok())
+    del turn.state.sessions[session.id]
+
+
+# ---------------------------------------------------------------- seats
+
+
+def join(turn: Turn, request: Join) -> None:
+    """Take a seat. Joining one's own seat again tells the group's numbers."""
+    session, seat = turn.session(), request.seat
+    _check_join(request)
+    known = turn.state.models.get(seat.model)
+    replica = None if known is None else known.replicas.get(seat.replica)
+    if replica is not None and (replica.shards, replica.layout) != (request.shards, request.layout):
+        raise LayoutMismatch(
+            f"replica {seat.replica!r} has {replica.shards} shards of layout {replica.layout!r}, this shard says "
+            f"{request.shards} of {request.layout!r}",
+            where(seat, shards=request.shards),
+        )
+    holder = None if replica is None else replica.members.get(seat.shard)
+    if replica is not None and holder is not None and holder.session is session:
+        turn.reply(Joined(replica.group, replica.sequence))
+        return
+    if holder is not None and holder.session.connected:
+        raise SeatTaken(
+            f"seat {seat} is held by process {holder.session.pid} on {holder.session.host}; "
+            "end it, or use another replica name",
+            where(seat, shards=request.shards),
+        )
+    if len(session.members) >= SEATS_PER_SESSION_MAX:
+        raise BadRequest(f"a process holds at most {SEATS_PER_SESSION_MAX} seats", where(seat))
+    if replica is not None and holder is not None:
+        vacate(turn, replica, [holder], "left", f"process {session.pid} on {session.host} took its seat")
+    _sit(turn, request, session)
+
+
+def _check_join(request: Join) -> None:
+    seat, place = request.seat, where(request.seat, shards=request.shards)
+    for kind, name in (("job", seat.model.job), ("model", seat.model.name), ("replica", seat.replica)):
+        check_name(kind, name)
+    if not 1 <= request.shards <= SHARDS_MAX or not 0 <= seat.shard < request.shards:
+        raise BadRequest(f"shard {seat.shard} of {request.shards}: a replica has 1 to {SHARDS_MAX} shards", place)
+    if len(request.location.parts) > LOCATION_DEPTH_MAX:
+        raise BadRequest(f"location {request.location} is deeper than {LOCATION_DEPTH_MAX} levels", place)
+    if len(request.claims) > BUFFER_SETS_MAX:
+        raise BadRequest(f"{len(request.claims)} claims: a shard has at most {BUFFER_SETS_MAX} buffer sets", place)
+
+
+def make_model(turn: Turn, key: ModelKey) -> ModelTable:
+    """The model's table; the longest idle one makes room when there are too many."""
+    state = turn.state
+    known = state.models.get(key)
+    if known is not None:
+        return known
+    if len(state.models) >= MODELS_MAX:
+        oldest = next(iter(state.idle), None)
+        if oldest is None:
+            raise BadRequest(f"this server has {MODELS_MAX} models in use already; use a second server")
+        del state.idle[oldest], state.models[oldest]
+    state.models[key] = ModelTable(key)
+    return state.models[key]
+
+
+def mark_idle(turn: Turn, model: ModelTable) -> None:
+    """A model nobody uses is forgotten at once if nothing was ever published, else when room is needed."""
+    if model.replicas or model.waits or model.watchers or model.key not in turn.state.models:
+        return
+    if model.lineages:
+        turn.state.idle[model.key] = None
+    else:
+        del turn.state.models[model.key]
+
+
+def _sit(turn: Turn, request: Join, session: Session) -> None:
+    seat = request.seat
+    model = make_model(turn, seat.model)
+    turn.state.idle.pop(model.key, None)
+    replica = model.replicas.get(seat.replica)
+    if replica is None:
+        replica = Replica(model, seat.replica, request.shards, request.layout, _next_group(turn))
+        model.replicas[seat.replica] = replica
+    member = Member(seat, session, replica, request.spot, request.location)
+    replica.members[seat.shard] = session.members[seat] = member
+    turn.event("joined", model, None, seat, f"process {session.pid} on {session.host}")
+    for claim in request.claims:
+        _take_back(turn, member, claim)
+    turn.reply(Joined(replica.group, replica.sequence))
+
+
+def _next_group(turn: Turn) -> int:
+    turn.state.groups += 1
+    return turn.state.groups
+
+
+def leave(turn: Turn, seat: Seat) -> None:
+    member = turn.member(seat)
+    vacate(turn, member.replica, [member], "left", f"shard {seat.shard} left")
+    turn.reply(Ok())
+
+
+def vacate(turn: Turn, replica: Replica, members: list[Member], kind: str, reason: str) -> None:
+    """These seats are empty now: the group's transaction ends, what they held goes, the others get a new group."""
+    failures: dict[int, TensorHubError] = {
+        member.seat.shard: GroupAborted(reason, at(member)) for member in sorted(members, key=_shard)
+    }
+    for member in members:
+        turn.event(kind, replica.model, None, member.seat, reason)
+    if replica.transaction is not None:
+        groups.abort(turn, replica.transaction, failures, quiet=tuple(failures))
+    else:
+        late = {shard: error.message for shard, error in failures.items()}
+        groups.record(replica, replica.group, replica.sequence, Outcome(None, late))
+    for member in members:
+        del replica.members[member.seat.shard], member.session.members[member.seat]
+        for holding in list(member.holdings.values()):
+            drop(turn, holding, reason)
+    replica.group, replica.sequence, replica.moved = _next_group(turn), 0, reason
+    for member in replica.members.values():
+        turn.notify(member.session.id, Moved(member.seat, replica.group, reason))
+    if not replica.members:
+        del replica.model.replicas[replica.id]
+        mark_idle(turn, replica.model)
+
+
+def _shard(member: Member) -> int:
+    return member.seat.shard
+
+
+# ---------------------------------------------------------------- claims
+
+
+def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
+    """A holding of a former life of the server. What contradicts others is told so, and not taken."""
+    version = claim.version
+    try:
+        check_name("lineage", version.lineage)
+        check_version(version.number)
+        check_generation(turn, member, claim.generation)
+        check_buffers(member, claim.buffers)
+        check_opaque(member, claim.locators, claim.exposure)
+        _check_claim(member, claim)
+    except TensorHubError as error:
+        turn.notify(member.session.id, Conflicted(member.seat, claim.generation, version, error.message))
+        return
+    enter(turn, member.replica.model, version)
+    slot = slot_for(member, version, claim.content)
+    is_first = not slot.holdings and slot.root is None
+    state = HoldingState.PUBLISHED if claim.published else HoldingState.FILLING
+    if claim.complete and not claim.published:
+        state = HoldingState.COMPLETE
+    holding = make(turn, member, claim.buffers, slot, claim.generation, state=state)
+    holding.locators, holding.exposure = claim.locators, claim.exposure
+    holding.watermark = slot.content.chunks if claim.complete else min(claim.watermark, slot.content.chunks)
+    if claim.published:
+        member.published = version
+    if claim.complete or claim.published:
+        _take_root(holding, claim, is_first)
+    elif claim.upstream:
+        _await(turn, holding, claim)
+    refresh(turn, holding)
+
+
+def _check_claim(member: Member, claim: Claim) -> None:
+    model = member.replica.model
+    if claim.buffers in member.holdings:
+        raise BadRequest(f"buffer set {claim.buffers!r} is claimed twice", at(member, claim.version))
+    if claim.version.lineage not in model.lineages and len(model.lineages) >= LINEAGES_MAX:
+        raise BadRequest(f"model {model.key} has {LINEAGES_MAX} lineages already", at(member, claim.version))
+    record = model.versions.get(claim.version)
+    slot = None if record is None else record.slots.get(member.seat.shard)
+    if claim.content.verified or slot is None:
+        check_content(member, claim.version, claim.content)
+    if slot is not None and (slot.content != claim.content or (slot.root and claim.root and slot.root != claim.root)):
+        raise BadRequest(f"version {claim.version} is held by others with other bytes", at(member, claim.version))
+
+
+def _take_root(holding: Holding, claim: Claim, is_first: bool) -> None:
+    slot = holding.slot
+    if not claim.content.verified:
+        holding.root = slot.root
+    elif claim.root:
+        holding.root = claim.root
+        if slot.root is None and slot.author is None:
+            slot.root = claim.root
+        elif slot.root is None:
+            holding.proven = False
+            slot.reported[holding.generation] = holding
+    elif is_first:
+        slot.author = holding
+    else:
+        holding.proven = False
+
+
+def _await(turn: Turn, reader: Holding, claim: Claim) -> None:
+    """Read on from the claimed source, now or when it comes back."""
+    source = turn.state.generations.get(claim.upstream)
+    if source is not None:
+        link(turn, reader, source)
+    else:
+        reader.awaits = claim.upstream
+        turn.state.awaited.setdefault(claim.upstream, {})[reader.generation] = None

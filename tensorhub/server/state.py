@@ -1,0 +1,329 @@
+"""Everything the server knows, as plain mutable records. Each field says its invariant; `invariants.py` checks them.
+
+Nothing here decides. Records point at each other directly; whoever changes one side changes the other in the same step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tensorhub.messages import Content, Locator
+from tensorhub.server.deadlines import Deadlines
+from tensorhub.server.story import Story
+from tensorhub.types import (
+    Digest,
+    Epoch,
+    Generation,
+    Location,
+    ModelKey,
+    ReplicaId,
+    Seat,
+    Selector,
+    SessionId,
+    Version,
+)
+
+
+class HoldingState(Enum):
+    """The life of a holding: published in place, or filling and then complete. Any of them may be hidden."""
+
+    PUBLISHED = "published"
+    FILLING = "filling"
+    COMPLETE = "complete"
+
+
+class Phase(Enum):
+    """The life of one shard's part in a transaction."""
+
+    WAITING = "waiting for a version"
+    DRAINING = "draining its own readers"
+    QUEUED = "waiting for a source"
+    READING = "reading"
+    REROUTING = "waiting for another source"
+    HELD = "holding the version already"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    id: SessionId
+    host: str
+    pid: int
+    #: False between the loss of the control connection and the next Hello.
+    connected: bool = True
+    #: Seats it occupies; each `Member.session` is this one.
+    members: dict[Seat, Member] = field(default_factory=dict)
+    #: {call: model} of open watches; each is in `ModelTable.watchers`.
+    watches: dict[int, ModelKey] = field(default_factory=dict)
+    #: {call: model} of blocked `Wait` calls; each is in `ModelTable.waits`.
+    waits: dict[int, ModelKey] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An occupied seat."""
+
+    seat: Seat
+    session: Session
+    replica: Replica
+    spot: bool
+    location: Location
+    #: {buffer set: holding}; at most one content per buffer set.
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    #: The last version this seat published: its numbers rise within a lineage.
+    published: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the indexes say of a holding; None in `Holding.listed` when they do not have it."""
+
+    #: Counts towards readability: published or committed.
+    complete: bool
+    #: The data centre it counts in.
+    centre: str
+    #: Which shelf it stands on, at which load; None while it has no free place or is quarantined.
+    shelf: int | None
+    load: int
+
+
+@dataclass(slots=True)
+class Drain:
+    """An `Unpublish` call that waits for the readers of its holding."""
+
+    call: int
+    session: SessionId
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """One buffer set of one seat, holding one shard of one version, or being filled with it."""
+
+    member: Member
+    buffers: str
+    slot: Slot
+    generation: Generation
+    state: HoldingState
+    #: Order of creation: breaks ties.
+    born: int
+    locators: tuple[Locator, ...] = ()
+    exposure: bytes = b""
+    #: Never decreases.
+    watermark: int = 0
+    bytes_done: int = 0
+    #: Its own root digest once sealed, done or claimed; equals `Slot.root` when both are known and it is proven.
+    root: Digest | None = None
+    #: False for a second publisher until its root equals the first's: offered to nobody.
+    proven: bool = True
+    #: Withdrawn from new readers.
+    hidden: bool = False
+    #: A filling that has planned and may be read from.
+    serves: bool = False
+    quarantined: bool = False
+    #: Readers that reported it since it last proved progress.
+    reports: dict[Seat, None] = field(default_factory=dict)
+    #: What a filling reads from; it is in that one's `readers`.
+    upstream: Holding | None = None
+    #: Fillings that read from here.
+    readers: dict[Generation, Holding] = field(default_factory=dict)
+    #: Seats that decided transactions may still grant from here, even when it is hidden; see `Transaction.pins`.
+    pins: dict[Seat, Transaction] = field(default_factory=dict)
+    #: Longest chain of fillings below.
+    height: int = 0
+    #: Sum of the weights of its readers.
+    load: int = 0
+    #: Its own weight in `upstream.load`.
+    weight: int = 0
+    #: A claimed source that has not come back yet; it is a key of `State.awaited`, or this is None.
+    awaits: Generation | None = None
+    drain: Drain | None = None
+    listed: Listed | None = None
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Holdings with a free place within one location prefix: rows of complete, partial, published; by (load, born)."""
+
+    rows: tuple[list[tuple[int, int, Holding]], ...] = field(default_factory=lambda: ([], [], []))
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One shard of one version: what it is and who has it."""
+
+    record: VersionRecord
+    shard: int
+    content: Content
+    #: The version's root digest; None while its first publisher digests.
+    root: Digest | None = None
+    #: The publisher whose seal decides the root; None once it has, or is gone.
+    author: Holding | None = None
+    #: Holdings that have named their root while the version's is not known, in that order.
+    reported: dict[Generation, Holding] = field(default_factory=dict)
+    holdings: dict[Generation, Holding] = field(default_factory=dict)
+    #: Offerable complete holdings, oldest first.
+    complete: dict[Generation, Holding] = field(default_factory=dict)
+    #: Of these, how many are not publishers.
+    replicated: int = 0
+    #: {location prefix: shelf}; a holding stands in one row of every prefix of its location.
+    shelves: dict[tuple[str, ...], Shelf] = field(default_factory=dict)
+    #: Holdings on the shelves.
+    free: int = 0
+    #: Parts that wait for a source, oldest first.
+    queue: dict[Seat, Part] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class VersionRecord:
+    """A version that somebody holds, in whole or in part."""
+
+    model: ModelTable
+    version: Version
+    order: int
+    shards: int
+    layout: str
+    #: {shard: slot}; kept while any shard is held, so that a content is not forgotten under its siblings.
+    slots: dict[int, Slot] = field(default_factory=dict)
+    #: Holdings of all slots; the record goes with the last.
+    held: int = 0
+    #: Shards with an offerable complete holding; readable when equal to `shards`.
+    covered: int = 0
+    #: {data centre: {shard: offerable sources}}; zero counts are absent.
+    centres: dict[str, dict[int, int]] = field(default_factory=dict)
+    #: A newer lineage replaced it: no new decisions.
+    retired: bool = False
+
+    @property
+    def readable(self) -> bool:
+        return self.covered == self.shards
+
+
+@dataclass(slots=True)
+class Lineage:
+    order: int
+    #: Its lowest number: versions of older lineages from here on are retired.
+    first: int
+    #: The highest number ever published.
+    highest: int
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A blocked `Wait` call."""
+
+    session: SessionId
+    call: int
+    selector: Selector
+    location: Location
+
+
+@dataclass(slots=True, eq=False)
+class ModelTable:
+    key: ModelKey
+    lineages: dict[str, Lineage] = field(default_factory=dict)
+    newest: str | None = None
+    #: A version nobody holds is absent, not empty.
+    versions: dict[Version, VersionRecord] = field(default_factory=dict)
+    #: Versions that are not retired, by number: numbers rise from lineage to lineage.
+    current: dict[int, VersionRecord] = field(default_factory=dict)
+    #: Numbers of readable, not retired versions, ascending; each is in `current`.
+    readable: list[int] = field(default_factory=list)
+    replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
+    #: Open transactions without a version, oldest first.
+    undecided: dict[ReplicaId, Transaction] = field(default_factory=dict)
+    waits: dict[tuple[SessionId, int], Waiting] = field(default_factory=dict)
+    watchers: dict[tuple[SessionId, int], None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One shard's share of a transaction."""
+
+    transaction: Transaction
+    member: Member
+    generation: Generation
+    serves: bool
+    deadline_ns: int
+    phase: Phase = Phase.WAITING
+    #: The call that is owed an answer, or None.
+    call: int | None = None
+    filling: Holding | None = None
+    #: Sources that failed this reader, by generation.
+    suspects: dict[Generation, None] = field(default_factory=dict)
+    #: Why it waits for a source: for people.
+    lack: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """One decision for all shards of a replica. A replica has at most one open."""
+
+    replica: Replica
+    group: int
+    sequence: int
+    selector: Selector
+    buffers: str
+    parts: dict[int, Part] = field(default_factory=dict)
+    record: VersionRecord | None = None
+    #: The replica that serves the first shard granted: preferred for the others.
+    source: ReplicaId | None = None
+    #: {shard: holding} that keeps the version readable for a shard not yet granted.
+    pins: dict[int, Holding] = field(default_factory=dict)
+    #: {shard: old holding} this transaction hid; shown again if it aborts before the grant.
+    hidden: dict[int, Holding] = field(default_factory=dict)
+    #: {shard: holding} that has the version already.
+    held: dict[int, Holding] = field(default_factory=dict)
+    deadline_ns: int = 0
+    #: Parts in phase DONE whose root is settled.
+    done: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a transaction ended."""
+
+    #: The committed version, or None when aborted.
+    version: Version | None
+    #: {shard: why it failed}; late failures of the same sequence are added.
+    failures: dict[int, str]
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"it committed version {self.version}"
+        return "; ".join(f"shard {shard}: {why}" for shard, why in sorted(self.failures.items()))
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    model: ModelTable
+    id: ReplicaId
+    shards: int
+    layout: str
+    #: Group incarnation: never used twice in a server's life.
+    group: int
+    sequence: int = 0
+    members: dict[int, Member] = field(default_factory=dict)
+    transaction: Transaction | None = None
+    #: {(group, sequence): outcome}, the last OUTCOMES_MAX, oldest first.
+    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    #: Why the group last got a new incarnation.
+    moved: str = ""
+    story: Story = field(default_factory=Story)
+
+
+@dataclass(slots=True)
+class State:
+    epoch: Epoch
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    models: dict[ModelKey, ModelTable] = field(default_factory=dict)
+    #: Models without replicas, waits and watchers, longest idle first.
+    idle: dict[ModelKey, None] = field(default_factory=dict)
+    #: All holdings of all models.
+    generations: dict[Generation, Holding] = field(default_factory=dict)
+    #: {generation of a source not known yet: fillings that claimed to read from it}.
+    awaited: dict[Generation, dict[Generation, None]] = field(default_factory=dict)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    #: Counts group incarnations and holdings.
+    groups: int = 0
+    born: int = 0
