@@ -1,0 +1,106 @@
+"""`python -m tensorhub.server local`: runs a reference server in this process, or detached from the one that starts it.
+
+It reads arguments and environment and sets logging up; it decides nothing a server does. It imports neither torch nor
+ray: the first client of a host waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import secrets
+import sys
+from logging.handlers import RotatingFileHandler
+
+from tensorhub.errors import Broken, TensorHubError
+from tensorhub.server.host import Host
+from tensorhub.server.local import elect, serve
+from tensorhub.server.machine import Machine
+from tensorhub.server.settings import Settings
+from tensorhub.types import ID_BYTES, Epoch
+from tensorhub.wire.local_place import DEFAULT_NAME, LOG, LocalPlace, check_local_name
+
+#: How long a local server outlives its last client: the next job of a script finds it warm.
+IDLE_S = 30.0
+LEASE_ENV, BEAT_ENV, IDLE_ENV = "TENSORHUB_LEASE_S", "TENSORHUB_BEAT_S", "TENSORHUB_LOCAL_IDLE_S"
+LOG_LEVEL_ENV = "TENSORHUB_LOG_LEVEL"
+#: With one predecessor: at most 2 MiB per name.
+LOG_BYTES_MAX = 2**20
+
+
+class _BoundedLog(RotatingFileHandler):
+    """The log file, with stdout and stderr of the process behind it: a crash is found where people look."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8")
+        self._redirect()
+
+    def doRollover(self) -> None:  # noqa: N802 - named by logging
+        super().doRollover()
+        self._redirect()
+
+    def _redirect(self) -> None:
+        assert self.stream is not None  # opened by the base class: no `delay`
+        for fd in (1, 2):
+            os.dup2(self.stream.fileno(), fd)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        place = LocalPlace.open(options.name)
+    except TensorHubError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command's own output
+        return 2
+    if options.detach and os.fork() > 0:
+        # The starter waits for this process only; the server is nobody's child and leaves no zombie in a trainer.
+        os._exit(0)
+    _set_up_logging(place, to_file=options.detach)
+    place.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> int:
+    elected = await elect(options.name)
+    if elected is None:
+        return 0
+    settings = Settings(lease_ns=round(options.lease_s * 1e9), beat_ns=round(options.beat_s * 1e9))
+    try:
+        await serve(elected, Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings)), options.idle_s)
+    except Broken:
+        return 1  # logged with its story by the host
+    return 0
+
+
+def _set_up_logging(place: LocalPlace, *, to_file: bool) -> None:
+    handler = _BoundedLog(os.path.join(place.path, LOG)) if to_file else logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("tensorhub")
+    log.addHandler(handler)
+    log.setLevel(os.environ.get(LOG_LEVEL_ENV, "INFO").upper())
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = Settings()
+    parser = argparse.ArgumentParser("python -m tensorhub.server", description="Run a reference server.")
+    kinds = parser.add_subparsers(required=True)
+    local = kinds.add_parser("local", help="for the processes of this user on this host; leaves when idle")
+    local.add_argument("--name", type=check_local_name, default=DEFAULT_NAME, help="namespace: 'local:NAME'")
+    local.add_argument("--detach", action="store_true", help="go to the background and log to a file")
+    for flag, env, default, what in (
+        ("--lease-s", LEASE_ENV, defaults.lease_ns / 1e9, "how long a silent session is trusted"),
+        ("--beat-s", BEAT_ENV, defaults.beat_ns / 1e9, "how often sessions are asked to beat"),
+        ("--idle-s", IDLE_ENV, IDLE_S, "how long to stay when nobody is there"),
+    ):
+        local.add_argument(flag, type=float, default=os.environ.get(env, default), help=f"{what} (or {env})")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
