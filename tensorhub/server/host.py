@@ -180,6 +180,7 @@ class Host:
         self._room.set()
 
     def _arm(self) -> None:
+<<<<<<< HEAD
         """Wake up for the machine's next deadline; never early by more than the clock's rounding."""
         if self._timer is not None:
             self._timer.cancel()
@@ -188,6 +189,24 @@ class Host:
         if deadline_ns is not None:
             left_us = max(0, -((self._clock_ns() - deadline_ns) // 1000))
             self._timer = asyncio.get_running_loop().call_later(left_us / 1e6, self._wake.set)
+=======
+        """Wake up for the machine's next deadline. A timer that is early stays: leases move on with every beat."""
+        deadline_ns = self._machine.next_deadline_ns()
+        if deadline_ns is None:
+            return
+        loop = asyncio.get_running_loop()
+        left_us = max(0, -((self._clock_ns() - deadline_ns) // 1000))
+        at_s = loop.time() + left_us / 1e6
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake.set()
+>>>>>>> host
 
     def _work(self) -> None:
         """All that is queued, in order, then all that is due: a beat that came in time counts."""

@@ -79,5 +79,7 @@ class FrameReader:
 async def write_frames(stream: asyncio.StreamWriter, payloads: Iterable[bytes], timeout_s: float = WRITE_S) -> None:
     """Hand all payloads over, in order; `TimeoutError` when the peer does not take them in time."""
     stream.write(b"".join([frame(payload) for payload in payloads]))
+    if stream.transport.get_write_buffer_size() == 0 and not stream.transport.is_closing():
+        return  # the kernel took it all: nothing to wait for, nor to pay a timer for
     async with asyncio.timeout(timeout_s):
         await stream.drain()

@@ -2,6 +2,7 @@ from tensorhub import messages as m
 from tests.unit.server.kit import *
 
 
+
 def test_a():
     c = Cluster()
     t = c.process("trainer")

@@ -259,3 +259,25 @@ def test_quiet_time_counts_from_the_last_door() -> None:
         assert host.quiet_s() == pytest.approx(3)
 
     serving(case)
+
+
+def test_stopped_server_listens_before_it_declares_anybody_dead() -> None:
+    """After this process was stopped past a lease, a beat on its way counts before the lease ends."""
+    stopped_ns = 0
+
+    async def main() -> None:
+        nonlocal stopped_ns
+        machine = FakeMachine()
+        host = Host(machine, lambda: round(asyncio.get_running_loop().time() * 1e9) + stopped_ns)
+        running = asyncio.create_task(host.run())
+        door, beating = host.open("one"), host.open("two")
+        await say(door, 1, hello(A))
+        stopped_ns = 2 * LEASE_NS
+        await door.submit(Call(2, m.List(None)))
+        await asyncio.sleep(host_module.LISTEN_S / 2)
+        assert await say(beating, 5, m.Beat(A)) == [Answer(5, m.Ok())]
+        assert A in machine.leases
+        host.stop("done")
+        await running
+
+    run_virtual(main())

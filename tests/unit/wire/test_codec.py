@@ -56,6 +56,7 @@ def test_tags_name_every_message_once() -> None:
     assert len(set(codec.TAGS.values())) == len(codec.TAGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_round_trip(cls: type) -> None:
     """What is decoded equals what was encoded, in value and in type, for every message class."""
@@ -71,7 +72,8 @@ def test_round_trip(cls: type) -> None:
     check()
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
 @given(
     st.one_of(calls.map(codec.encode_call), answers.map(codec.encode_answer)),
     st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4),
@@ -94,7 +96,7 @@ def test_mutated_bytes_give_a_value_or_bad_request(
     assert 0 <= codec.call_id_of(bytes(mutated)) <= codec.CALL_ID_MAX
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=64))
 def test_any_bytes_give_a_value_or_bad_request(data: bytes) -> None:
     """Noise never raises anything but `BadRequest`."""
@@ -106,6 +108,7 @@ def test_any_bytes_give_a_value_or_bad_request(data: bytes) -> None:
         assert type(value) in (m.Call, m.Answer)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(sorted(codec.TAGS.values())),

@@ -24,7 +24,7 @@ def stream_of(*parts: bytes, ended: bool = True) -> asyncio.StreamReader:
     return stream
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 9))
 def test_any_cut_of_the_stream_gives_the_same_payloads(payloads: list[bytes], step: int) -> None:
     """Frames come out whole and in order however the stream arrives, then the end is None."""
