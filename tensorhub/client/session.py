@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-<<<<<<< HEAD
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
 from tensorhub import messages as m
@@ -28,13 +27,6 @@ from tensorhub.errors import (
     UsageError,
     Where,
 )
-=======
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-
-from tensorhub import messages as m
-from tensorhub.client.pending import ASKED_AGAIN, Pending, Subscription, Watching, error_of
-from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable, TensorHubError, Unavailable, UsageError
->>>>>>> host
 from tensorhub.messages import PROTOCOL, Answer, Call, Event, Join, Joined, Notice, Refused, Reply, Request, Welcome
 from tensorhub.ports import Connection, Heart, Link
 from tensorhub.types import Epoch, ModelKey, Seat, SessionId
@@ -136,7 +128,6 @@ class Session:
     def subscribe(
         self, seat: Seat, on_notice: Callable[[Notice | Joined | Refused], None], rejoin: Callable[[], Join]
     ) -> None:
-<<<<<<< HEAD
         """Hear of a seat. After every reconnect `rejoin()` is said, and `on_notice` gets its answer, too.
 
         `SeatTaken` when this process has the seat already: the server cannot tell one from the other.
@@ -146,20 +137,13 @@ class Session:
                 "this process holds that seat already; use its hub, or close it first",
                 Where(model=str(seat.model), replica=seat.replica, shard=seat.shard),
             )
-=======
-        """Hear of a seat. After every reconnect `rejoin()` is said, and `on_notice` gets its answer, too."""
->>>>>>> host
         self._seats[seat] = Subscription(on_notice, rejoin)
 
     def unsubscribe(self, seat: Seat) -> None:
         """Hear no more of a seat; unknown ones are fine."""
         self._seats.pop(seat, None)
 
-<<<<<<< HEAD
     async def watch(self, model: ModelKey) -> AsyncGenerator[Event, None]:
-=======
-    async def watch(self, model: ModelKey) -> AsyncIterator[Event]:
->>>>>>> host
         """Events of a model from now on, until the iterator is closed. Those during a loss of connection are missed."""
         if self._ended is not None:
             raise _again(self._ended)

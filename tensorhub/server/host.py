@@ -180,16 +180,6 @@ class Host:
         self._room.set()
 
     def _arm(self) -> None:
-<<<<<<< HEAD
-        """Wake up for the machine's next deadline; never early by more than the clock's rounding."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline_ns = self._machine.next_deadline_ns()
-        if deadline_ns is not None:
-            left_us = max(0, -((self._clock_ns() - deadline_ns) // 1000))
-            self._timer = asyncio.get_running_loop().call_later(left_us / 1e6, self._wake.set)
-=======
         """Wake up for the machine's next deadline. A timer that is early stays: leases move on with every beat."""
         deadline_ns = self._machine.next_deadline_ns()
         if deadline_ns is None:
@@ -206,7 +196,6 @@ class Host:
     def _ring(self) -> None:
         self._timer = None
         self._wake.set()
->>>>>>> host
 
     def _work(self) -> None:
         """All that is queued, in order, then all that is due: a beat that came in time counts."""

@@ -34,11 +34,8 @@ BOUND_LOOK_S = 60.0
 #: For a predecessor that is leaving to give the lock back.
 ELECTION_S = 5.0
 ELECTION_POLL_S = 0.02
-<<<<<<< HEAD
-=======
 #: Before accepting is tried again after it failed.
 ACCEPT_PAUSE_S = 0.1
->>>>>>> host
 #: For queued answers to go out when the server ends.
 FLUSH_S = 1.0
 
@@ -99,11 +96,7 @@ async def serve(elected: Elected, host: Host, idle_s: float) -> None:
     _LOG.info("process %d serves %s", os.getpid(), elected.place.path)
     broken: Broken | None = None
     async with asyncio.TaskGroup() as connections:
-<<<<<<< HEAD
-        accepting = connections.create_task(_accept(elected.listener, host, connections))
-=======
         loop.add_reader(elected.listener, _accept, elected.listener, host, connections)
->>>>>>> host
         leaving = connections.create_task(_leave_when_idle(host, idle_s))
         try:
             await host.run()
@@ -111,11 +104,7 @@ async def serve(elected: Elected, host: Host, idle_s: float) -> None:
             broken = error
         finally:
             leaving.cancel()
-<<<<<<< HEAD
-            accepting.cancel()
-=======
             loop.remove_reader(elected.listener)
->>>>>>> host
             elected.resign()
     _LOG.info("process %d leaves %s", os.getpid(), elected.place.path)
     if broken is not None:
@@ -128,17 +117,6 @@ async def _leave_when_idle(host: Host, idle_s: float) -> None:
     host.stop(f"nobody was here for {idle_s:g} s")
 
 
-<<<<<<< HEAD
-async def _accept(listener: socket.socket, host: Host, connections: asyncio.TaskGroup) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            sock, _ = await loop.sock_accept(listener)
-        except OSError as error:  # no descriptors left, most of all: those who are served go on
-            _LOG.warning("cannot accept a connection: %s", error)
-            await asyncio.sleep(ELECTION_POLL_S)
-            continue
-=======
 def _accept(listener: socket.socket, host: Host, connections: asyncio.TaskGroup) -> None:
     """Take every connection that waits. Called by the loop: an accept that could be cancelled could lose a socket."""
     loop = asyncio.get_running_loop()
@@ -152,7 +130,6 @@ def _accept(listener: socket.socket, host: Host, connections: asyncio.TaskGroup)
             loop.remove_reader(listener)
             loop.call_later(ACCEPT_PAUSE_S, _accept_again, listener, host, connections)
             return
->>>>>>> host
         if host.doors >= CONNECTIONS_MAX:
             _LOG.warning("a connection is refused: %d are open", CONNECTIONS_MAX)
             sock.close()
@@ -160,14 +137,11 @@ def _accept(listener: socket.socket, host: Host, connections: asyncio.TaskGroup)
         connections.create_task(_serve_connection(sock, host))
 
 
-<<<<<<< HEAD
-=======
 def _accept_again(listener: socket.socket, host: Host, connections: asyncio.TaskGroup) -> None:
     if listener.fileno() >= 0:
         asyncio.get_running_loop().add_reader(listener, _accept, listener, host, connections)
 
 
->>>>>>> host
 async def _serve_connection(sock: socket.socket, host: Host) -> None:
     """One connection from accept to close. Whatever its peer does ends here."""
     try:

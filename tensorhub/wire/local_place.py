@@ -53,12 +53,8 @@ class LocalPlace:
 
     @classmethod
     def open(cls, name: str) -> LocalPlace:
-<<<<<<< HEAD
-        """Make what is missing; `ServerUnavailable` when a directory is not private to this user or cannot be made."""
-=======
         """Make what is missing. `BadRequest` when a directory is not private to this user, `ServerUnavailable` when it
         cannot be made or opened."""
->>>>>>> host
         base = runtime_dir()
         try:
             _private_dir(base)
@@ -66,11 +62,7 @@ class LocalPlace:
             return cls(path, _private_dir(path, keep=True))
         except OSError as error:
             raise ServerUnavailable(
-<<<<<<< HEAD
-                f"cannot use {base!r} for the local server: {error}; set {RUNTIME_DIR_ENV} to a private directory"
-=======
                 f"cannot use {base!r} for the local server: {error}; set {RUNTIME_DIR_ENV} to your own directory"
->>>>>>> host
             ) from error
 
     @property
@@ -158,17 +150,11 @@ def _private_dir(path: str, *, keep: bool = False) -> int:
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid():
-<<<<<<< HEAD
-            raise PermissionError(f"{path!r} belongs to user {found.st_uid}, not {os.geteuid()}")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise PermissionError(f"{path!r} is open to others (mode {stat.S_IMODE(found.st_mode):o}); chmod it to 700")
-=======
             raise BadRequest(
                 f"{path!r} belongs to user {found.st_uid}, not {os.geteuid()}; set {RUNTIME_DIR_ENV} to one of yours"
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise BadRequest(f"{path!r} is open to others (mode {stat.S_IMODE(found.st_mode):o}); chmod it to 700")
->>>>>>> host
     except BaseException:
         os.close(fd)
         raise
