@@ -52,11 +52,12 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
-    advance(turn, filling, request.watermark, filling.bytes_done)
     part.suspects[request.source] = None
     if source is not None:
         detach(turn, filling)
         _report(turn, source, member)
+    # After the detach: what was read before the failure does not clear the source's name.
+    advance(turn, filling, request.watermark, filling.bytes_done)
     part.deadline_ns = turn.until(request.timeout_ns)
     turn.deadlines.set(("part", member.seat), part.deadline_ns)
     groups.extend(turn, part.transaction)
