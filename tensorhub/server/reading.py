@@ -52,7 +52,8 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
-    part.suspects[request.source] = None
+    if request.source in turn.state.generations:
+        part.suspects[request.source] = None
     if source is not None:
         detach(turn, filling)
         _report(turn, source, member)
