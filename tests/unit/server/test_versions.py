@@ -276,3 +276,15 @@ def test_first_root_decides_when_the_publisher_dies_unsealed() -> None:
     trainer.leave()
     assert isinstance(fast.answer(call), m.Committed)
     assert refused(slow.answer(slow.done(1, root(9)))) == "SourceFailed"
+
+
+def test_second_publisher_inherits_an_unsealed_version() -> None:
+    """The first publisher is gone before its seal: the second's seal decides the root, and it is offered then."""
+    cluster = Cluster()
+    first = cluster.process("first")
+    first.publish(1)
+    other = second(cluster, 1)
+    first.leave()
+    assert cluster.state_of(1) == "hidden"
+    assert other.seal(1) == m.Ok()
+    assert cluster.state_of(1) == "readable"
