@@ -71,7 +71,7 @@ def reader_of(part: Part) -> Reader:
         location=part.member.location,
         filling=part.filling,
         suspects=part.suspects,
-        prefer=transaction.source,
+        prefer=transaction.source if any(each.filling for each in transaction.parts.values()) else None,
         pinned=transaction.pins.get(part.member.seat.shard),
     )
 

@@ -92,10 +92,10 @@ def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
     if slot.author is holding:
         slot.author = None
     turn.slots[slot] = None
-    turn.models[slot.record.model] = None
     turn.drains.pop(holding, None)
     slot.record.held -= 1
     if slot.record.held == 0:
+        turn.models[slot.record.model] = None
         _forget(slot.record)
     return readers
 
@@ -253,19 +253,23 @@ def refresh(turn: Turn, holding: Holding) -> None:
     if now == before:
         return
     slot = holding.slot
-    readable = slot.record.readable
+    readable, local = slot.record.readable, _local_shards(holding)
     if before is not None:
         _unlist(holding, before)
     holding.listed = now
     if now is not None:
         _list(holding, now)
-    fresh = now is not None and (before is None or before.centre != now.centre)
-    if fresh or (now is None) != (before is None):
+    if _local_shards(holding) != local:
         turn.models[slot.record.model] = None
     if slot.record.readable != readable:
         _readable_changed(turn, slot.record, holding)
     if now is not None and now.shelf is not None and slot.queue:
         turn.slots[slot] = None
+
+
+def _local_shards(holding: Holding) -> int:
+    """Shards of the version that have a source in the holder's data centre."""
+    return len(holding.slot.record.centres.get(centre(holding.member.location), ()))
 
 
 def _listing(turn: Turn, holding: Holding) -> Listed | None:

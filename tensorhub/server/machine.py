@@ -18,6 +18,8 @@ from tensorhub.server.state import State
 from tensorhub.server.turn import Outgoing, Turn
 from tensorhub.types import Epoch, Generation, ModelKey, ReplicaId, Seat, SessionId
 
+__all__ = ["Machine", "Outgoing", "Settings"]
+
 T = TypeVar("T")
 
 

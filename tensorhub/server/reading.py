@@ -5,6 +5,8 @@ It ends a transaction only through `groups.abort`, and only when no source can c
 
 from __future__ import annotations
 
+from itertools import islice
+
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
 from tensorhub.server import grants, groups
@@ -52,11 +54,13 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
-    advance(turn, filling, request.watermark, filling.bytes_done)
-    part.suspects[request.source] = None
+    if request.source in turn.state.generations:
+        part.suspects[request.source] = None
     if source is not None:
         detach(turn, filling)
         _report(turn, source, member)
+    # After the detach: what was read before the failure does not clear the source's name.
+    advance(turn, filling, request.watermark, filling.bytes_done)
     part.deadline_ns = turn.until(request.timeout_ns)
     turn.deadlines.set(("part", member.seat), part.deadline_ns)
     groups.extend(turn, part.transaction)
@@ -92,11 +96,17 @@ def _filling(member: Member, generation: Generation) -> tuple[Part, Holding]:
 
 
 def wake(turn: Turn, slot: Slot) -> None:
-    """A place is free, a source came or went: try those who queue, oldest first."""
-    for part in list(slot.queue.values()):
-        if slot.free == 0 and slot.complete:
+    """A place is free, a source came or went: try those who queue, oldest first, while there is a place.
+
+    Never copies the queue: who fails for reasons of its own (suspects, a low watermark) is stepped over, and is rare.
+    """
+    over = 0
+    while slot.free or not slot.complete:
+        part = next(islice(slot.queue.values(), over, None), None)
+        if part is None:
             return
         _try(turn, slot, part)
+        over += part.member.seat in slot.queue
 
 
 def _try(turn: Turn, slot: Slot, part: Part) -> None:

@@ -20,6 +20,8 @@ def wait(turn: Turn, request: Wait) -> None:
     parse_selector(request.selector)
     if len(request.location.parts) > LOCATION_DEPTH_MAX:
         raise BadRequest(f"location {request.location} is deeper than {LOCATION_DEPTH_MAX} levels")
+    if turn.call in session.waits:
+        return  # the same call once more: its one answer is still to come
     _check_room(turn, session)
     model = _use(turn, request.model)
     waiting = Waiting(turn.sender, turn.call, request.selector, request.location)
@@ -101,8 +103,8 @@ def _check_model(key: ModelKey) -> None:
 
 
 def _check_room(turn: Turn, session: Session) -> None:
-    if turn.call == 0 or turn.call in session.waits or turn.call in session.watches:
-        raise BadRequest(f"call {turn.call} waits already, or wants no answer")
+    if turn.call == 0:
+        raise BadRequest("a one-way call cannot wait for an answer")
     if len(session.waits) + len(session.watches) >= WAITS_PER_SESSION_MAX:
         raise BadRequest(f"a process has at most {WAITS_PER_SESSION_MAX} open waits and watches")
 

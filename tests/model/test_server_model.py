@@ -1,10 +1,11 @@
-"""The server against its naive twin: random histories, every message predicted, every invariant checked at each step."""
+"""The server against its naive twin: random histories, every message predicted, every invariant checked."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -19,7 +20,7 @@ from tests.model.twin import MARGIN, SECOND, Message, Twin
 from tests.unit.server.kit import ACTOR, content, ident
 
 REPLICAS = ("trainer", "roll-1", "roll-2", "roll-3")
-PROCESSES = st.integers(0, 7)
+PROCESSES = st.integers(0, 11)
 NUMBERS = st.integers(1, 4)
 TIMEOUTS = st.sampled_from([2 * SECOND, 3 * SECOND])
 SELECTORS = st.one_of(
@@ -34,7 +35,7 @@ ROOTS = st.sampled_from(["same", "same", "same", "same", "other"])
 
 
 class ServerModel(RuleBasedStateMachine):
-    @initialize(shards=st.integers(1, 2))
+    @initialize(shards=st.integers(1, 3))
     def begin(self, shards: int) -> None:
         self.shards = shards
         self.machine = Machine(Epoch(ident("epoch")), replace(DEFAULTS, commit_margin_ns=MARGIN))
@@ -159,7 +160,7 @@ class ServerModel(RuleBasedStateMachine):
             if seals and ("trainer", shard) in self.published:
                 self.tell_root(("trainer", shard), self.published["trainer", shard], "same")
 
-    @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, until=st.integers(1, 4))
+    @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, until=st.integers(1, 5))
     def pull(self, replica: int, selector: tuple[str, int], timeout: int, until: int) -> None:
         """A group replicates, as far as it gets: asks, serves, is done."""
         seats = [self.seat(replica * self.shards + shard) for shard in range(self.shards)]
@@ -250,7 +251,11 @@ class ServerModel(RuleBasedStateMachine):
         assert self.machine.tick(self.now) == []
 
 
-TestServerModel = ServerModel.TestCase
+@pytest.mark.slow
+class TestServerModel(ServerModel.TestCase):  # type: ignore[name-defined,misc]
+    """Every reply and notice of the server is the one that the twin predicts, and no invariant breaks."""
+
+
 TestServerModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

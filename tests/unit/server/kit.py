@@ -9,11 +9,11 @@ import hashlib
 from dataclasses import dataclass, field
 
 from tensorhub import messages as m
+from tensorhub.server import views
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import DEFAULTS, SECOND_NS, Settings
 from tensorhub.server.turn import Outgoing
 from tensorhub.types import (
-    UNVERIFIED,
     Digest,
     Epoch,
     Generation,
@@ -28,6 +28,7 @@ from tensorhub.types import (
 )
 
 ACTOR = ModelKey("default", "actor")
+LATEST = Latest()
 NO_EPOCH = Epoch(b"")
 
 
@@ -109,7 +110,7 @@ class Process:
         return self.ask(m.Unpublish(self.seat, buffers, int(timeout_s * SECOND_NS), abandon))
 
     def replicate(
-        self, selector: Selector = Latest(), timeout_s: float = 5, *, buffers: str = "a", serves: bool = True
+        self, selector: Selector = LATEST, timeout_s: float = 5, *, buffers: str = "a", serves: bool = True
     ) -> int:
         self.generation = self.fresh()
         timeout_ns = int(timeout_s * SECOND_NS)
@@ -207,7 +208,7 @@ class Cluster:
         self.log += self.machine.disconnected(self.now_ns, process.session)
         self.machine.check()
 
-    def fetched(self, reader: Process, number: int, selector: Selector = Latest()) -> m.Granted:
+    def fetched(self, reader: Process, number: int, selector: Selector = LATEST) -> m.Granted:
         """A whole replicate of a replica of one shard."""
         granted = reader.answer(reader.replicate(selector))
         assert isinstance(granted, m.Granted), granted
@@ -220,10 +221,5 @@ class Cluster:
     def state_of(self, number: int, model: ModelKey = ACTOR) -> str:
         """How `tensorhub versions` shows a version; "absent" for none."""
         table = self.machine.state.models.get(model)
-        from tensorhub.server import views
-
         rows = () if table is None else views.versions(table)
         return next((row.state for row in rows if row.version.number == number), "absent")
-
-
-__all__ = ["ACTOR", "UNVERIFIED", "Cluster", "Process", "content", "ident", "root"]

@@ -1,0 +1,247 @@
+"""Group transactions beyond their tables: agreement, pins, aborts that name everybody, late and repeated calls."""
+
+from __future__ import annotations
+
+from tensorhub import messages as m
+from tensorhub.types import AtLeast, Exactly, Latest
+from tests.unit.server.kit import Cluster, Process, root
+
+
+def pair() -> tuple[Cluster, list[Process], list[Process]]:
+    """A trainer of two that has published version 1, and a rollout of two."""
+    cluster = Cluster(shards=2)
+    trainers, rolls = cluster.group("trainer"), cluster.group("roll")
+    for trainer in trainers:
+        trainer.publish(1)
+        trainer.seal(1)
+    return cluster, trainers, rolls
+
+
+def error_of(answer: object) -> str:
+    assert isinstance(answer, m.Refused), answer
+    return answer.error
+
+
+def next_version(trainers: list[Process], number: int) -> None:
+    for trainer in trainers:
+        trainer.unpublish()
+    for trainer in trainers:
+        trainer.publish(number)
+        trainer.seal(number)
+
+
+def test_one_version_per_replica() -> None:
+    """`one_version_per_replica`: a shard that asks after a newer publish gets what its group decided before."""
+    cluster, trainers, rolls = pair()
+    other = cluster.group("other")
+    for shard in other:
+        shard.publish(2)
+        shard.seal(2)
+    first = rolls[0].answer(rolls[0].replicate(AtLeast(1)))
+    newest = cluster.group("newest")
+    for shard in newest:
+        shard.publish(3)
+        shard.seal(3)
+    second = rolls[1].answer(rolls[1].replicate(AtLeast(1)))
+    assert isinstance(first, m.Granted)
+    assert isinstance(second, m.Granted)
+    assert first.version == second.version
+    assert first.version.number == 2
+    assert trainers[0].seat.shard == 0
+
+
+def test_pinned_source_serves_the_late_shard() -> None:
+    """An unpublish waits for the member that has not asked yet, and grants it although it is hidden."""
+    _, trainers, rolls = pair()
+    rolls[0].replicate()
+    calls = [trainer.unpublish() for trainer in trainers]
+    assert trainers[1].answer(calls[1]) is None
+    granted = rolls[1].answer(rolls[1].replicate())
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat == trainers[1].seat
+    for roll in rolls:
+        roll.done(1)
+    assert [trainer.answer(call) for trainer, call in zip(trainers, calls, strict=True)] == [m.Unpublished(())] * 2
+
+
+def test_pin_moves_when_its_holder_dies() -> None:
+    """A kept source that dies is replaced by another holder of the version."""
+    cluster, trainers, rolls = pair()
+    rolls[0].replicate()
+    spare = cluster.process("spare#1")
+    spare.publish(1)
+    spare.seal(1)
+    trainers[1].leave()
+    call = spare.unpublish()
+    assert spare.answer(call) is None
+    granted = rolls[1].answer(rolls[1].replicate())
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat == spare.seat
+
+
+def test_group_mismatch() -> None:
+    """Shards that ask for different things: the transaction is aborted for both, by name."""
+    _, _, rolls = pair()
+    call = rolls[0].replicate(Exactly(7))
+    assert error_of(rolls[1].answer(rolls[1].replicate(Latest()))) == "GroupMismatch"
+    answer = rolls[0].answer(call)
+    assert error_of(answer) == "GroupAborted"
+    assert "shard 1" in str(answer)
+
+
+def test_double_replicate() -> None:
+    """`double_replicate`: a second replicate of a shard while one runs is `Busy`; the first goes on."""
+    _, _, rolls = pair()
+    generation = rolls[0].fresh()
+    rolls[0].replicate()
+    running = rolls[0].generation
+    assert error_of(rolls[0].answer(rolls[0].replicate())) == "Busy"
+    rolls[0].generation = running
+    rolls[1].replicate()
+    call = rolls[0].done(1)
+    assert isinstance(rolls[1].answer(rolls[1].done(1)), m.Committed)
+    assert isinstance(rolls[0].answer(call), m.Committed)
+    assert generation != running
+
+
+def test_already_held() -> None:
+    """A group that holds the version is told so at once, drains nothing, and commits as after a pull."""
+    _, _, rolls = pair()
+    for roll in rolls:
+        roll.replicate()
+    for roll in rolls:
+        roll.done(1)
+        roll.sequence += 1
+    assert [roll.answer(roll.replicate()) for roll in rolls] == [m.Held(m.Version("main", 1))] * 2
+    calls = [roll.done(1) for roll in rolls]
+    assert isinstance(rolls[0].answer(calls[0]), m.Committed)
+
+
+def test_drain_timeout_shows_the_old_version_again() -> None:
+    """Own readers that do not end: `DrainTimeout`, and the old version is shown again, for nothing was written."""
+    cluster = Cluster()
+    trainer, roll, reader = (cluster.process(name) for name in ("trainer", "roll", "reader"))
+    trainer.publish(1)
+    trainer.seal(1)
+    cluster.fetched(roll, 1)
+    trainer.unpublish()
+    reader.replicate(timeout_s=60)
+    trainer.publish(2)
+    call = roll.replicate(timeout_s=3)
+    assert cluster.state_of(1) == "hidden"
+    cluster.alive(4, trainer, roll, reader)
+    assert error_of(roll.answer(call)) == "DrainTimeout"
+    assert "reader#0" in str(roll.answer(call))
+    assert cluster.state_of(1) == "readable"
+
+
+def test_sibling_dies() -> None:
+    """`sibling_dies`: within what is left of the lease the group aborts by name; the survivor starts a new group."""
+    cluster, trainers, rolls = pair()
+    rolls[0].replicate()
+    rolls[0].serve()
+    rolls[1].replicate()
+    call = rolls[0].done(1)
+    cluster.disconnect(rolls[1])
+    cluster.alive(3, rolls[0], *trainers)
+    answer = rolls[0].answer(call)
+    assert error_of(answer) == "GroupAborted"
+    assert "shard 1" in str(answer)
+    moved = rolls[0].notices(m.Moved)[0]
+    assert isinstance(moved, m.Moved)
+    late = rolls[0].answer(rolls[0].replicate())
+    assert error_of(late) == "GroupAborted"
+    rolls[0].group, rolls[0].sequence = moved.group, 0
+    assert isinstance(rolls[0].answer(rolls[0].replicate()), m.Granted)
+
+
+def test_all_errors_surface() -> None:
+    """`all_errors_surface`: a process that dies with two shards, and who never asked, are all named."""
+    cluster = Cluster(shards=3)
+    trainers = cluster.group("trainer", 3)
+    rolls = cluster.group("roll", 3)
+    for trainer in trainers:
+        trainer.publish(1)
+        trainer.seal(1)
+    rolls[0].replicate(timeout_s=2)
+    call = rolls[0].done(1)
+    rolls[1].replicate(timeout_s=2)
+    cluster.alive(8, *trainers, *rolls)
+    text = str(rolls[0].answer(call))
+    assert "shard 1: it was still reading" in text
+    assert "shard 2: it never asked" in text
+    assert len(rolls[1].notices(m.TransactionAborted)) == 1
+
+
+def test_done_again_after_commit() -> None:
+    """A lost commit reply: the same `Done` is answered again, also when the group has moved on."""
+    _, _, rolls = pair()
+    for roll in rolls:
+        roll.replicate()
+    for roll in rolls:
+        roll.done(1)
+    rolls[1].leave()
+    assert rolls[0].answer(rolls[0].done(1)) == m.Committed(m.Version("main", 1))
+
+
+def test_wrong_root_fails_the_group() -> None:
+    """`transport_lies`: a root that is not the version's is no success for anybody."""
+    _, _, rolls = pair()
+    for roll in rolls:
+        roll.replicate()
+    call = rolls[0].done(1)
+    assert error_of(rolls[1].answer(rolls[1].done(1, root(9)))) == "SourceFailed"
+    assert error_of(rolls[0].answer(call)) == "GroupAborted"
+
+
+def test_subset_never_serves() -> None:
+    """`subset_selection_exact`: a filling of a subset is neither a partial nor a complete source."""
+    cluster = Cluster()
+    trainer, roll = cluster.process("trainer"), cluster.process("roll")
+    trainer.publish(1)
+    trainer.seal(1)
+    roll.replicate(serves=False)
+    roll.serve()
+    other = cluster.process("other")
+    granted = other.answer(other.replicate())
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat == trainer.seat
+    assert isinstance(roll.answer(roll.done(1)), m.Committed)
+    assert roll.seat not in {holding.member.seat for holding in cluster.machine.state.generations.values()}
+
+
+def test_same_request_twice() -> None:
+    """A request that arrives again under another call takes the answer over; the first is told so."""
+    cluster = Cluster()
+    roll = cluster.process("roll")
+    call = roll.replicate()
+    request = m.Replicate(roll.seat, "a", roll.group, 0, Latest(), 5_000_000_000, roll.generation)
+    again = roll.ask(request)
+    assert error_of(roll.answer(call)) == "Busy"
+    cluster.process("trainer").publish(1)
+    assert isinstance(roll.answer(again), m.Granted)
+    assert isinstance(roll.do(request), m.Granted)
+
+
+def test_no_advance_on_failure() -> None:
+    """`no_advance_on_failure`: after a failed replicate the replica holds nothing; the next one heals it."""
+    _, trainers, rolls = pair()
+    for roll in rolls:
+        roll.replicate()
+    for roll in rolls:
+        roll.done(1)
+        roll.sequence += 1
+    next_version(trainers, 2)
+    for roll in rolls:
+        roll.replicate()
+    rolls[0].abort()
+    rolls[1].sequence += 1
+    assert all(
+        not member.holdings
+        for member in rolls[0]
+        .cluster.machine.state.models[rolls[0].seat.model]
+        .replicas[rolls[0].seat.replica]
+        .members.values()
+    )
+    for roll in rolls:
+        assert isinstance(roll.answer(roll.replicate()), m.Granted)

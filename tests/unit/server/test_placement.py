@@ -1,0 +1,184 @@
+"""Which source a reader gets, as a table: holders with place, kind and readers on one side, the choice on the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorhub import messages as m
+from tensorhub.server.holdings import attach, detach
+from tensorhub.server.placement import weight
+from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX, SICK_REPORTS
+from tensorhub.server.turn import Turn
+from tests.unit.server.kit import Cluster, Process
+
+
+def build(*holders: str) -> Cluster:
+    """Holders written `name kind place readers`; kinds: published, complete, partial (fed by the first holder)."""
+    cluster = Cluster()
+    for text in holders:
+        name, kind, place, _ = text.split()
+        process = cluster.process(name, location="" if place == "-" else place)
+        if kind == "published":
+            process.publish(1)
+            process.seal(1)
+    origin = cluster.processes[holders[0].split()[0]]
+    for text in holders:
+        name, kind, _, _ = text.split()
+        process = cluster.processes[name]
+        if kind != "published":
+            take(cluster, process, origin)
+            if kind == "complete":
+                process.done(1)
+                process.sequence += 1
+    for text in holders:
+        name, _, _, readers = text.split()
+        for number in range(int(readers)):
+            take(cluster, cluster.process(f"{name}-reader-{number}"), cluster.processes[name])
+    return cluster
+
+
+def take(cluster: Cluster, reader: Process, source: Process) -> None:
+    """Let a reader read from this very source, whatever placement says."""
+    answer = reader.answer(reader.replicate())
+    assert isinstance(answer, m.Granted), answer
+    state = cluster.machine.state
+    turn = Turn(state, cluster.settings, cluster.now_ns, "the test")
+    filling = state.generations[reader.generation]
+    target = next(holding for holding in state.generations.values() if holding.member.seat == source.seat)
+    detach(turn, filling)
+    attach(turn, filling, target)
+    cluster.machine.check()
+    if "reader" not in reader.name:
+        reader.serve()
+
+
+TABLE = [
+    # who asks from where, the holders, whom it gets
+    ("-", ["t published - 0"], "t", "the only one"),
+    ("dc1/r1/h1", ["t published dc1/r2/h9 0", "a complete dc1/r1/h2 3"], "a", "nearest, though loaded"),
+    (
+        "dc1/r1/h1",
+        ["t published dc1/r1/h1 0", "a complete dc2/r1/h1 0"],
+        "t",
+        "a publisher before a far copy",
+    ),
+    ("dc1/r1/h1", ["t published dc1/r1/h1 0", "a complete dc1/r3/h4 0"], "a", "publishers last within the data centre"),
+    (
+        "dc1/r1/h1",
+        ["t published - 0", "a complete dc1/r1/h1 4", "b complete dc1/r9/h9 0"],
+        "b",
+        "a full one is unseen",
+    ),
+    ("-", ["t published - 0", "a complete - 1", "b complete - 0"], "b", "least loaded"),
+    ("-", ["t published - 0", "a complete - 1", "b partial - 0"], "b", "less loaded, though partial"),
+    ("-", ["t published - 0", "a partial - 0", "b complete - 0"], "b", "complete before partial at equal load"),
+    ("-", ["t published - 0", "a complete - 0", "b complete - 0"], "a", "who came first"),
+    ("-", ["t published - 0", "a partial - 0"], "a", "a partial source unloads a publisher that serves it"),
+    ("-", ["t published - 0", "a complete - 4", "b complete - 4"], "t", "the publisher when the others are full"),
+]
+
+
+@pytest.mark.parametrize(("place", "holders", "expected", "why"), TABLE, ids=[row[3] for row in TABLE])
+def test_choice(place: str, holders: list[str], expected: str, why: str) -> None:
+    """The source is the nearest, then the least loaded, then complete; publishers last; and its reason is told."""
+    cluster = build(*holders)
+    reader = cluster.process("reader", location="" if place == "-" else place)
+    answer = reader.answer(reader.replicate())
+    assert isinstance(answer, m.Granted)
+    assert answer.source.seat.replica == expected, answer.reason
+    assert answer.reason
+
+
+def test_weight_is_coarse() -> None:
+    """A reader weighs 1 to 4 by the quarters it has left, and 1 when there is nothing to read."""
+    assert [weight(done, 8) for done in (0, 1, 2, 4, 6, 7, 8)] == [4, 4, 3, 2, 1, 1, 1]
+    assert weight(0, 0) == 1
+
+
+def test_full_sources_make_readers_wait() -> None:
+    """A source serves so many readers; the next waits for a place and gets the first that is free."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    trainer.seal(1)
+    readers = [cluster.process(f"roll-{number}") for number in range(READERS_PER_SOURCE_MAX + 1)]
+    calls = [reader.replicate() for reader in readers]
+    assert [reader.answer(call) is None for reader, call in zip(readers, calls, strict=True)] == [False] * 4 + [True]
+    readers[0].done(1)
+    granted = readers[-1].answer(calls[-1])
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat.replica == "roll-0"
+
+
+def test_chains_are_bounded() -> None:
+    """Readers of readers form a chain of at most DEPTH_MAX hops; then sources nearer to the root are taken."""
+    cluster = Cluster()
+    cluster.process("trainer").publish(1)
+    for number in range(DEPTH_MAX + 6):
+        reader = cluster.process(f"roll-{number}")
+        assert isinstance(reader.answer(reader.replicate()), m.Granted)
+        reader.serve()
+    trainer = cluster.machine.state.generations[cluster.processes["trainer"].published]
+    assert trainer.height <= DEPTH_MAX
+    assert trainer.height > 1
+
+
+def test_reroute_needs_more_than_oneself() -> None:
+    """A re-route goes to a complete source or one with a greater watermark, never to one's own reader."""
+    cluster = Cluster()
+    trainer, first, second = (cluster.process(name) for name in ("trainer", "first", "second"))
+    trainer.publish(1)
+    first.replicate()
+    first.serve()
+    second.replicate()
+    second.serve()
+    second.progress(5)
+    call = first.reroute(trainer.published, 3)
+    refused = first.answer(call)
+    assert isinstance(refused, m.Refused)
+    assert refused.error == "VersionUnavailable"
+
+
+def test_sick_source_quarantined() -> None:
+    """`sick_source_quarantined`: reported by enough readers a source is offered to nobody, until its time is over."""
+    cluster = Cluster()
+    sick, well = cluster.process("sick"), cluster.process("well")
+    sick.publish(1)
+    sick.seal(1)
+    readers = [cluster.process(f"roll-{number}") for number in range(SICK_REPORTS)]
+    for reader in readers:
+        assert isinstance(reader.answer(reader.replicate(timeout_s=30)), m.Granted)
+    well.publish(1)
+    well.seal(1)
+    for reader in readers:
+        granted = reader.answer(reader.reroute(sick.published, 1))
+        assert isinstance(granted, m.Granted)
+        assert granted.source.seat.replica == "well"
+    late = [cluster.process(f"late-{number}") for number in range(3)]
+    taken = [reader.answer(reader.replicate(timeout_s=30)) for reader in late[:2]]
+    assert {answer.source.seat.replica for answer in taken if isinstance(answer, m.Granted)} == {"well"}
+    call = late[2].replicate(timeout_s=30)
+    assert late[2].answer(call) is None
+    cluster.alive(11, *cluster.processes.values())
+    granted = late[2].answer(call)
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat.replica == "sick"
+
+
+def test_progress_ends_quarantine() -> None:
+    """A source whose reader still progresses is not sick: it is offered again at once."""
+    cluster = Cluster()
+    source = cluster.process("source")
+    source.publish(1)
+    readers = [cluster.process(f"roll-{number}") for number in range(3)]
+    for reader in readers:
+        reader.replicate()
+    calls = [reader.reroute(source.published) for reader in readers[:2]]
+    assert cluster.machine.state.generations[source.published].quarantined
+    readers[2].progress(1)
+    assert not cluster.machine.state.generations[source.published].quarantined
+    assert [reader.answer(call) for reader, call in zip(readers[:2], calls, strict=True)] == [None, None]
+    readers[2].serve()
+    granted = readers[0].answer(calls[0])
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat.replica == "roll-2"

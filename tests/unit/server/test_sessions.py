@@ -1,0 +1,237 @@
+"""Sessions, leases, seats and claims: who is alive, who may sit where, and what falls with a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorhub import messages as m
+from tensorhub.server.settings import DEFAULTS, SECOND_NS
+from tensorhub.types import Digest, Exactly, Generation, Version
+from tests.unit.server.kit import ACTOR, NO_EPOCH, Cluster, Process, content, ident, root
+
+
+def refused(answer: object) -> str:
+    assert isinstance(answer, m.Refused), answer
+    assert answer.message
+    return answer.error
+
+
+def test_unknown_session() -> None:
+    """A session the server does not know is told `LeaseLost`, whatever it asks, and nothing changes."""
+    cluster = Cluster()
+    stranger = cluster.stranger("roll")
+    assert refused(stranger.do(m.Beat(stranger.session))) == "LeaseLost"
+    assert refused(stranger.do(m.List(None))) == "LeaseLost"
+    assert cluster.machine.state.sessions == {}
+
+
+def test_protocol_mismatch() -> None:
+    """Another protocol number is refused by name."""
+    stranger = Cluster().stranger("roll")
+    hello = m.Hello(m.PROTOCOL + 1, stranger.session, b"", "host", 1, NO_EPOCH)
+    assert refused(stranger.do(hello)) == "BadRequest"
+
+
+def test_beats_keep_a_session_alive() -> None:
+    """Beats renew the lease; silence ends the session, and what it held goes with it."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    cluster.alive(60, trainer)
+    assert cluster.state_of(1) == "readable"
+    cluster.wait(11)
+    assert cluster.state_of(1) == "absent"
+    assert refused(trainer.do(m.Beat(trainer.session))) == "LeaseLost"
+
+
+def test_readers_that_progress_keep_their_source_alive() -> None:
+    """A source that holds its interpreter for half a minute is alive while its readers progress."""
+    cluster = Cluster()
+    trainer, reader = cluster.process("trainer"), cluster.process("reader")
+    trainer.publish(1)
+    reader.replicate(timeout_s=100)
+    for watermark in range(1, 8):
+        cluster.wait(5)
+        reader.progress(watermark)
+    assert trainer.session in cluster.machine.state.sessions
+    cluster.alive(11, reader)
+    assert trainer.session not in cluster.machine.state.sessions
+    assert len(reader.notices(m.SourceLost)) == 1
+
+
+def test_reconnect_restores_the_lease() -> None:
+    """After a disconnect little of the lease is left; a Hello of the same session restores it, with all it holds."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    cluster.disconnect(trainer)
+    cluster.wait(1.9)
+    assert isinstance(trainer.hello(), m.Welcome)
+    cluster.wait(9)
+    assert cluster.state_of(1) == "readable"
+    cluster.disconnect(trainer)
+    cluster.wait(2.1)
+    assert cluster.state_of(1) == "absent"
+
+
+def test_a_stopped_server_declares_nobody_dead() -> None:
+    """Messages that came while the server itself was stopped count before its overdue deadlines."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    cluster.now_ns = 30 * SECOND_NS
+    assert trainer.do(m.Beat(trainer.session)) == m.Ok()
+    cluster.wait(5)
+    assert trainer.session in cluster.machine.state.sessions
+
+
+def test_seat_taken() -> None:
+    """A seat of a connected session is taken, and the error names the process."""
+    cluster = Cluster()
+    cluster.process("roll")
+    rival = cluster.stranger("roll", life=2)
+    rival.hello()
+    answer = rival.join()
+    assert refused(answer) == "SeatTaken"
+    assert isinstance(answer, m.Refused)
+    assert "process 7 on host-roll" in answer.message
+
+
+def test_takeover_of_a_disconnected_seat() -> None:
+    """`restart_same_name_same_addr`: a newcomer takes the seat of a broken connection; what it held goes, readers hear
+    of it, siblings get a new group."""
+    cluster = Cluster(shards=2)
+    old, sibling = cluster.group("trainer")
+    old.publish(1)
+    sibling.publish(1)
+    reader = cluster.process("roll#0")
+    reader.replicate()
+    cluster.disconnect(old)
+    new = cluster.process("trainer#0", life=2)
+    assert new.group != old.group
+    assert sibling.notices(m.Moved) == [m.Moved(sibling.seat, new.group, "process 7 on host-trainer#0 took its seat")]
+    assert len(reader.notices(m.SourceLost)) == 1
+    assert refused(old.do(m.Leave(old.seat))) == "BadRequest"
+
+
+def test_join_again_tells_the_numbers() -> None:
+    """Joining one's own seat again changes nothing and tells group and next sequence."""
+    cluster = Cluster()
+    cluster.process("trainer").publish(1)
+    roll = cluster.process("roll")
+    roll.abort()
+    assert roll.join() == m.Joined(roll.group, 1)
+
+
+@pytest.mark.parametrize("change", ["shards", "layout"])
+def test_layout_of_a_replica(change: str) -> None:
+    """All shards of a replica agree on their number and layout."""
+    cluster = Cluster(shards=2)
+    cluster.process("roll#0")
+    other = cluster.stranger("roll#1", shards=3 if change == "shards" else 2)
+    other.hello()
+    assert refused(other.join(layout="flat" if change == "shards" else "other")) == "LayoutMismatch"
+
+
+def test_layout_of_a_version() -> None:
+    """A replica of another layout is refused when its version is decided."""
+    cluster = Cluster()
+    cluster.process("trainer").publish(1)
+    readers = cluster.group("roll")
+    assert refused(readers[0].answer(readers[0].replicate())) == "LayoutMismatch"
+
+
+def test_reader_killed() -> None:
+    """`reader_killed`: its lease expires, the drain completes, nothing leaks."""
+    cluster = Cluster()
+    trainer, reader = cluster.process("trainer"), cluster.process("reader")
+    trainer.publish(1)
+    trainer.seal(1)
+    reader.replicate(timeout_s=100)
+    reader.serve()
+    cluster.disconnect(reader)
+    call = trainer.unpublish()
+    assert trainer.answer(call) is None
+    cluster.alive(3, trainer)
+    assert trainer.answer(call) == m.Unpublished(())
+    assert cluster.machine.state.generations == {}
+
+
+def test_goodbye_ends_everything() -> None:
+    """A session that says goodbye leaves nothing behind, and every call of it is answered."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    waits = trainer.ask(m.Wait(ACTOR, Exactly(9), trainer.location, SECOND_NS))
+    assert trainer.do(m.Goodbye()) == m.Ok()
+    assert refused(trainer.answer(waits)) == "Closed"
+    assert cluster.machine.state.sessions == {}
+    assert cluster.machine.state.generations == {}
+    assert cluster.machine.next_deadline_ns() is None
+
+
+def claim(process: Process, **change: object) -> m.Claim:
+    values: dict[str, object] = {
+        "buffers": "a",
+        "version": Version("main", 4),
+        "generation": Generation(ident(f"claim of {process.name}")),
+        "content": content(4),
+        "root": root(4),
+        "complete": True,
+        "published": False,
+        "watermark": 8,
+        "upstream": Generation(b""),
+        "locators": (),
+        "exposure": b"",
+    }
+    return m.Claim(**(values | change))  # type: ignore[arg-type]
+
+
+def claimant(cluster: Cluster, name: str, **change: object) -> Process:
+    process = cluster.stranger(name)
+    process.hello()
+    assert isinstance(process.join((claim(process, **change),)), m.Joined)
+    return process
+
+
+def test_claims_are_offered_again() -> None:
+    """`server_restart_midtransfer`: what sessions bring to an empty server is readable as before."""
+    cluster = Cluster()
+    claimant(cluster, "roll-1")
+    reader = cluster.process("roll-2")
+    assert cluster.fetched(reader, 4).source.seat.replica == "roll-1"
+    publisher = cluster.process("trainer")
+    assert refused(publisher.publish(3)) == "VersionOrder"
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+def test_claimed_filling_holds_its_source(reader_first: bool) -> None:
+    """A filling that is claimed reads from its source again, whoever comes back first: a drain waits for it."""
+    cluster = Cluster()
+    source = Generation(ident("claim of trainer"))
+    filling = {"complete": False, "root": Digest(b""), "watermark": 2, "upstream": source}
+    if reader_first:
+        claimant(cluster, "roll", **filling)
+    trainer = claimant(cluster, "trainer", published=True)
+    if not reader_first:
+        claimant(cluster, "roll", **filling)
+    call = trainer.unpublish()
+    assert trainer.answer(call) is None
+    cluster.processes["roll"].leave()
+    assert trainer.answer(call) == m.Unpublished(())
+
+
+def test_claim_that_contradicts() -> None:
+    """A claim of other bytes under a known version is not taken, and its owner is told."""
+    cluster = Cluster()
+    claimant(cluster, "roll-1")
+    other = claimant(cluster, "roll-2", root=root(5))
+    assert len(other.notices(m.Conflicted)) == 1
+    assert len(cluster.machine.state.generations) == 1
+
+
+def test_next_deadline() -> None:
+    """The machine always knows when time alone changes something."""
+    cluster = Cluster()
+    assert cluster.machine.next_deadline_ns() is None
+    cluster.process("roll")
+    assert cluster.machine.next_deadline_ns() == DEFAULTS.lease_ns
