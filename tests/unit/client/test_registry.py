@@ -287,3 +287,44 @@ def test_the_manifest_survives_its_bytes() -> None:
     """A module's manifest decodes to the same digest and rows."""
     manifest = reg(Tied()).manifest
     assert Manifest.decode(manifest.encode()).digest == manifest.digest
+
+
+class Loaded(nn.Parameter):
+    """A parameter subclass without dispatch of its own, as engines attach loaders to."""
+
+
+def test_plain_subclasses_are_tensors() -> None:
+    """Subclasses that only carry attributes keep their own memory and are registered as they are."""
+    weight = Loaded(torch.ones(2000))
+    held = reg({"w": weight})
+    assert held.tensors[0] is weight
+    assert int(held.memory.addresses[0]) == weight.data_ptr()
+
+
+def test_surroundings_do_not_matter() -> None:
+    """Inference mode and another default device change nothing about what is registered, staged and installed."""
+    weight = torch.arange(12.0).view(3, 4).t()
+    target = torch.zeros(4, 3)
+    with torch.inference_mode(), torch.device("meta"):
+        source = reg({"w": weight})
+        source.stage()
+        reader = reg({"w": target}).adopt(source.manifest, HERE)
+        reader.placement.staging.copy_(source.placement.staging)
+        reader.install()
+    assert torch.equal(target, weight)
+
+
+def test_memory_that_torch_only_pretends_is_refused() -> None:
+    """A tensor of zeros without memory has elements but no address."""
+    with pytest.raises(UnsupportedTensor, match="'z': without memory"):
+        reg({"z": torch._efficientzerotensor(3)})
+
+
+def test_interleaving_too_fine_to_tell_is_refused_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit of pieces, tensors whose outer bounds touch count as overlapping."""
+    pairs = torch.zeros(3000, 2)
+    held = reg({"even": pairs[:, 0], "odd": pairs[:, 1]})
+    held.check_writable(HERE)
+    monkeypatch.setattr("tensorhub.client.aliases.OVERLAP_RUNS_MAX", 100)
+    with pytest.raises(UnsupportedTensor, match="'even' and 'odd' overlap"):
+        reg({"even": pairs[:, 0], "odd": pairs[:, 1]}).check_writable(HERE)
