@@ -242,11 +242,8 @@ def _apart(mine: Manifest, theirs: Manifest, rows: I64) -> I64:
     """Taken aliases of the version whose memory here is not their parent's."""
     alias: I64 = np.flatnonzero((theirs.parent >= 0) & (rows >= 0))
     here, holder = rows[alias], rows[theirs.parent[alias]]
-    is_same: NDArray[np.bool_] = (
-        (holder >= 0)
-        & (mine.root[here] == mine.root[holder])
-        & (mine.stream_offset[here] - mine.stream_offset[holder] == theirs.parent_offset[alias])
-    )
+    # What shares memory here shares it alike in the version, or `check_compatible` had refused it.
+    is_same: NDArray[np.bool_] = (holder >= 0) & (mine.root[here] == mine.root[holder])
     apart: I64 = alias[~is_same]
     return apart
 

@@ -267,6 +267,8 @@ def test_a_subset_names_what_it_cannot_take() -> None:
         held.subset(["c", "mine", "x"], theirs, HERE)
     with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here: update both or none"):
         held.subset(["a"], theirs, HERE)
+    with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here: update both or none"):
+        held.subset(["b"], theirs, HERE)
 
 
 def test_registration_order_does_not_matter() -> None:
@@ -328,3 +330,12 @@ def test_interleaving_too_fine_to_tell_is_refused_not_guessed(monkeypatch: pytes
     monkeypatch.setattr("tensorhub.client.aliases.OVERLAP_RUNS_MAX", 100)
     with pytest.raises(UnsupportedTensor, match="'even' and 'odd' overlap"):
         reg({"even": pairs[:, 0], "odd": pairs[:, 1]}).check_writable(HERE)
+
+
+def test_padding_is_zero_whatever_memory_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mixed_dtype_alignment: the bytes between tiny tensors belong to the version: zeros, never leftovers."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(77))
+    held = reg({"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(17, dtype=torch.uint8)})
+    held.stage()
+    assert held.placement.staging.tolist() == [1] * 3 + [0] * 13 + [1] * 17 + [0] * 15
