@@ -34,6 +34,10 @@ AREA_ALIGN_BYTES = 64
 
 #: (a tensor's elements where they lie, the same elements row-major in staging), both as plain integers.
 Pair = tuple[torch.Tensor, torch.Tensor]
+#: Columns (stream offsets, addresses, nbytes).
+Run = tuple[U64, U64, U64]
+#: (stream offset, offset in the staging buffer, nbytes).
+Staged = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,57 +85,38 @@ def place(held: Tensors, mine: Manifest, theirs: Manifest, rows: I64) -> Placeme
     covered = _chunks_of(wanted)
     is_large = theirs.nbytes[theirs.own] > TINY_BYTES
     large, tiny = theirs.own[is_large], theirs.own[~is_large]
-    taken_large, taken_tiny = large[rows[large] >= 0], tiny[rows[tiny] >= 0]
-    plain = taken_large[held.is_contiguous[rows[taken_large]]]
-    areas = _Areas(theirs.tiny_bytes if len(covered) and int(covered[0]) < _tiny_chunks(theirs) else 0)
-    runs = [(theirs.stream_offset[plain], held.addresses[rows[plain]], theirs.nbytes[plain])]
-    staged: list[tuple[int, int, int]] = [
-        (start, start, stop - start) for start, stop in _spans_within(theirs, covered, 0, theirs.tiny_bytes)
-    ]
-    pairs: list[tuple[int, int]] = []
-    for entry in map(int, taken_large[~held.is_contiguous[rows[taken_large]]]):
-        row, start = int(rows[entry]), int(theirs.stream_offset[entry])
-        tensor = held.tensors[row]
-        cut = strided_runs(held.shape(row), held.strides[row], tensor.itemsize)
-        if cut is None:
-            area = areas.take(tensor.nbytes)
-            staged.append((start, area, tensor.nbytes))
-            pairs.append((row, area))
-        else:
-            offsets, run_bytes = cut
-            nbytes = np.full(len(offsets), run_bytes, dtype=np.uint64)
-            runs.append((np.uint64(start) + np.cumsum(nbytes) - nbytes, held.addresses[row] + offsets, nbytes))
-    for entry in map(int, large[rows[large] < 0]):
-        start = int(theirs.stream_offset[entry])
-        for first, stop in _spans_within(theirs, covered, start, start + int(theirs.nbytes[entry])):
-            staged.append((first, areas.take(stop - first), stop - first))
-    apart = _apart(mine, theirs, rows)
-    fine = [(int(rows[i]), areas.take(int(theirs.nbytes[i])), i) for i in apart if not held.is_contiguous[rows[i]]]
+    large_plain, large_strided = _taken(held, rows, large)
+    tiny_plain, tiny_strided = _taken(held, rows, tiny)
+    apart_plain, apart_strided = _taken(held, rows, _apart(mine, theirs, rows))
+
+    segment = [(start, start, stop - start) for start, stop in _spans_within(theirs, covered, 0, theirs.tiny_bytes)]
+    areas = _Areas(theirs.tiny_bytes if segment else 0)
+    runs, staged, pairs = _strided(held, theirs, rows, large_strided, areas)
+    staged += segment + _borrowed(theirs, large[rows[large] < 0], covered, areas)
+    pairs += [(int(rows[i]), int(theirs.stream_offset[i])) for i in tiny_strided]
+    filled = [(int(rows[i]), areas.take(int(theirs.nbytes[i]))) for i in apart_strided]
+
     staging = torch.empty(areas.nbytes, dtype=torch.uint8, device="cpu")
-    staging[: theirs.tiny_bytes].zero_()
+    staging[: theirs.tiny_bytes].zero_()  # the padding between tiny tensors is part of the version
     base = np.uint64(staging.data_ptr())
-    columns = np.array(staged, dtype=np.uint64).reshape(-1, 3)
-    runs.append((columns[:, 0], columns[:, 1] + base, columns[:, 2]))
+    offsets, places, sizes = np.array(staged, dtype=np.uint64).reshape(-1, 3).T
+    runs.append((offsets, base + places, sizes))
+    runs.append((theirs.stream_offset[large_plain], held.addresses[rows[large_plain]], theirs.nbytes[large_plain]))
     memory = _in_stream_order(runs)
-    simple = taken_tiny[held.is_contiguous[rows[taken_tiny]]]
-    pairs += [(int(rows[i]), int(theirs.stream_offset[i])) for i in taken_tiny[~held.is_contiguous[rows[taken_tiny]]]]
-    apart_plain = apart[held.is_contiguous[rows[apart]]]
+    filled_areas = base + np.array([area for _, area in filled], dtype=np.uint64)
     return Placement(
         memory,
         wanted,
         staging,
-        Moves(held.addresses[rows[simple]], base + theirs.stream_offset[simple], theirs.nbytes[simple]),
-        _joined(
-            _fills(memory, theirs, apart_plain, held.addresses[rows[apart_plain]]),
-            _fills(
-                memory,
-                theirs,
-                np.array([i for _, _, i in fine], dtype=np.int64),
-                base + np.array([area for _, area, _ in fine], dtype=np.uint64),
-            ),
+        Moves(held.addresses[rows[tiny_plain]], base + theirs.stream_offset[tiny_plain], theirs.nbytes[tiny_plain]),
+        _fills(
+            memory,
+            theirs,
+            np.concatenate((apart_plain, apart_strided)),
+            np.concatenate((held.addresses[rows[apart_plain]], filled_areas)),
         ),
         [_pair(held.tensors[row], staging, area) for row, area in pairs],
-        [_pair(held.tensors[row], staging, area) for row, area, _ in fine],
+        [_pair(held.tensors[row], staging, area) for row, area in filled],
     )
 
 
@@ -176,6 +161,44 @@ class _Areas:
         return area
 
 
+def _taken(held: Tensors, rows: I64, entries: I64) -> tuple[I64, I64]:
+    """Of these entries, those that a contiguous tensor takes, and those that a strided one takes."""
+    entries = entries[rows[entries] >= 0]
+    is_plain = held.is_contiguous[rows[entries]]
+    return entries[is_plain], entries[~is_plain]
+
+
+def _strided(
+    held: Tensors, theirs: Manifest, rows: I64, entries: I64, areas: _Areas
+) -> tuple[list[Run], list[Staged], list[tuple[int, int]]]:
+    """(runs of tensors read in place, staged stretches of the others, their (row, area) pairs)."""
+    runs: list[Run] = []
+    staged: list[Staged] = []
+    pairs: list[tuple[int, int]] = []
+    for entry in map(int, entries):
+        row, start, nbytes = int(rows[entry]), int(theirs.stream_offset[entry]), int(theirs.nbytes[entry])
+        cut = strided_runs(held.shape(row), held.strides[row], held.tensors[row].itemsize)
+        if cut is None:
+            area = areas.take(nbytes)
+            staged.append((start, area, nbytes))
+            pairs.append((row, area))
+        else:
+            offsets, run_bytes = cut
+            sizes = np.full(len(offsets), run_bytes, dtype=np.uint64)
+            runs.append((np.uint64(start) + np.cumsum(sizes) - sizes, held.addresses[row] + offsets, sizes))
+    return runs, staged, pairs
+
+
+def _borrowed(theirs: Manifest, entries: I64, covered: I64, areas: _Areas) -> list[Staged]:
+    """Staging for covered chunks of large entries that nobody takes: a taken alias lies in them."""
+    staged: list[Staged] = []
+    for entry in map(int, entries):
+        start = int(theirs.stream_offset[entry])
+        for first, stop in _spans_within(theirs, covered, start, start + int(theirs.nbytes[entry])):
+            staged.append((first, areas.take(stop - first), stop - first))
+    return staged
+
+
 def _pair(tensor: torch.Tensor, staging: torch.Tensor, area: int) -> Pair:
     raw = raw_view(tensor)
     return raw, staging[area : area + tensor.nbytes].view(raw.dtype).view(raw.shape)
@@ -208,10 +231,6 @@ def _chunks_of(spans: list[Span]) -> I64:
     return np.fromiter(chunks, np.int64, len(chunks))
 
 
-def _tiny_chunks(theirs: Manifest) -> int:
-    return int(np.searchsorted(theirs.chunk_ends, np.uint64(theirs.tiny_bytes), side="right"))
-
-
 def _spans_within(theirs: Manifest, covered: I64, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Stream bytes of covered chunks within [start, stop), whose edges are edges of chunks."""
     inside = covered[(theirs.chunk_starts[covered] >= start) & (theirs.chunk_ends[covered] <= stop)]
@@ -223,11 +242,8 @@ def _apart(mine: Manifest, theirs: Manifest, rows: I64) -> I64:
     """Taken aliases of the version whose memory here is not their parent's."""
     alias: I64 = np.flatnonzero((theirs.parent >= 0) & (rows >= 0))
     here, holder = rows[alias], rows[theirs.parent[alias]]
-    is_same: NDArray[np.bool_] = (
-        (holder >= 0)
-        & (mine.root[here] == mine.root[holder])
-        & (mine.stream_offset[here] - mine.stream_offset[holder] == theirs.parent_offset[alias])
-    )
+    # What shares memory here shares it alike in the version, or `check_compatible` had refused it.
+    is_same: NDArray[np.bool_] = (holder >= 0) & (mine.root[here] == mine.root[holder])
     apart: I64 = alias[~is_same]
     return apart
 
@@ -240,15 +256,7 @@ def _fills(memory: MemoryMap, theirs: Manifest, entries: I64, destinations: U64)
     return Moves(cut.addresses, np.repeat(destinations, counts) + cut.begins - np.repeat(starts, counts), cut.nbytes)
 
 
-def _joined(a: Moves, b: Moves) -> Moves:
-    return Moves(
-        np.concatenate((a.sources, b.sources)),
-        np.concatenate((a.destinations, b.destinations)),
-        np.concatenate((a.nbytes, b.nbytes)),
-    )
-
-
-def _in_stream_order(runs: list[tuple[U64, U64, U64]]) -> MemoryMap:
+def _in_stream_order(runs: list[Run]) -> MemoryMap:
     offsets, addresses, nbytes = (np.concatenate(column) for column in zip(*runs, strict=True))
     order = np.argsort(offsets, kind="stable")
     return MemoryMap(offsets[order], addresses[order], nbytes[order])

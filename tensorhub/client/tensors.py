@@ -61,8 +61,6 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise UnsupportedTensor(f"names that are equal as text: {twice}", _at(where, twice[0]))
-    if any(_kind_problem(kind) for kind in set(map(type, tensors))):
-        raise _refusal(names, tensors, where)
     try:
         return _columns(names, tensors)
     except (RuntimeError, _SuspectError):
@@ -87,15 +85,21 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
     pointers: list[int] = []
     shape_of: list[int] = []
     dtype_of: list[int] = []
-    contiguous: list[bool] = []
+    strided: list[int] = []
+    types: set[type] = set()
     shapes: defaultdict[torch.Size, int] = defaultdict(itertools.count().__next__)
     dtypes: defaultdict[torch.dtype, int] = defaultdict(itertools.count().__next__)
     for at in range(0, len(tensors), BLOCK):
         block = tensors[at : at + BLOCK]
+        fresh = set(map(type, block)) - types
+        if any(map(_kind_problem, fresh)):
+            raise _SuspectError
+        types |= fresh
         pointers += map(torch.Tensor.data_ptr, block)
         shape_of += map(shapes.__getitem__, [t.shape for t in block])
         dtype_of += map(dtypes.__getitem__, [t.dtype for t in block])
-        contiguous += map(torch.Tensor.is_contiguous, block)
+        if not all(map(torch.Tensor.is_contiguous, block)):
+            strided += [at + i for i, t in enumerate(block) if not t.is_contiguous()]
         if not all([t.is_cpu for t in block]) or any(map(torch.Tensor.is_neg, block)):  # noqa: C419 - a list is faster
             raise _SuspectError
     if any(dtype.is_complex for dtype in dtypes) and any(t.is_conj() for t in tensors):
@@ -103,19 +107,22 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
     if any(str(dtype).startswith("torch.q") for dtype in dtypes):
         raise _SuspectError
     # Read in the user's order, which is about that of memory; sorted afterwards, as numbers.
-    order = _order(names)
-    form, kind = np.fromiter(shape_of, np.int64)[order], np.fromiter(dtype_of, np.int64)[order]
+    rows = range(len(names))
+    order = rows if is_rising(names) else sorted(rows, key=names.__getitem__)
+    place = np.fromiter(order, np.int64, len(names))
+    form, kind = np.fromiter(shape_of, np.int64)[place], np.fromiter(dtype_of, np.int64)[place]
     numels = np.array([numel_of(shape) for shape in shapes], dtype=np.int64)
     items = np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
     nbytes = (numels[form] * items[kind]).astype(np.uint64)
-    addresses = np.fromiter(pointers, np.uint64)[order]
+    addresses = np.fromiter(pointers, np.uint64)[place]
     if (nbytes[addresses == 0] > 0).any():
         raise _SuspectError
-    is_contiguous = np.fromiter(contiguous, np.bool_)[order]
-    rows = order.tolist()
-    tensors = list(map(tensors.__getitem__, rows))
+    is_contiguous = np.ones(len(names), dtype=np.bool_)
+    is_contiguous[strided] = False
+    is_contiguous = is_contiguous[place]
+    tensors = list(map(tensors.__getitem__, order))
     return Tensors(
-        list(map(names.__getitem__, rows)),
+        list(map(names.__getitem__, order)),
         tensors,
         addresses,
         nbytes,
@@ -127,12 +134,6 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
         {i: tensors[i].stride() for i in map(int, np.flatnonzero(~is_contiguous))},
         ["cpu"] * len(tensors),
     )
-
-
-def _order(names: list[str]) -> NDArray[np.int64]:
-    """Rows in order of name."""
-    rows = range(len(names))
-    return np.fromiter(rows if is_rising(names) else sorted(rows, key=names.__getitem__), np.int64)
 
 
 def _refusal(names: list[str], tensors: list[Any], where: Where) -> UnsupportedTensor:

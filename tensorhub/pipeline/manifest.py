@@ -70,9 +70,14 @@ class Manifest:
         """The manifest of these entries, in any order. `LayoutMismatch` says what makes them none."""
         sizes = np.array(nbytes, dtype=np.uint64).reshape(-1)
         parents = np.full(len(sizes), -1) if parent is None else np.array(parent, dtype=np.int64).reshape(-1)
-        within = np.zeros(len(sizes)) if parent_offset is None else np.asarray(parent_offset).reshape(-1)
+        within = np.zeros(len(sizes)) if parent_offset is None else parent_offset
         columns = Columns(
-            list(names), *table_of(list(dtypes)), *table_of(list(shapes)), sizes, parents, within.astype(np.uint64)
+            list(names),
+            *table_of(list(dtypes)),
+            *table_of(list(shapes)),
+            sizes,
+            parents,
+            np.array(within, dtype=np.uint64).reshape(-1),
         )
         return cls.of(columns.sorted())
 

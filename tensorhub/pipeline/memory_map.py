@@ -92,7 +92,7 @@ class MemoryMap:
         starts, ends = np.asarray(starts, dtype=np.uint64), np.asarray(ends, dtype=np.uint64)
         first = np.searchsorted(self.ends, starts, side="right")
         last = np.searchsorted(self.offsets, ends, side="left")
-        counts = np.maximum(last - first, 0)
+        counts = np.where(ends > starts, np.maximum(last - first, 0), 0)  # an empty stretch may lie within a run
         firsts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
         run = np.repeat(first - firsts[:-1], counts) + np.arange(int(firsts[-1]))
         begins = np.maximum(self.offsets[run], np.repeat(starts, counts))

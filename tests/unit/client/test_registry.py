@@ -1,0 +1,343 @@
+"""What may be registered, what is found out about it, and what is refused by name."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tensorhub.client.registry import BufferSet, register
+from tensorhub.errors import ContractBroken, LayoutMismatch, UnsupportedTensor, UsageError, Where
+from tensorhub.pipeline.manifest import Manifest
+
+HERE = Where(model="actor", replica="trainer-0", shard=0)
+
+
+def reg(tensors: Any) -> BufferSet:
+    return register(tensors, name="a", where=HERE)
+
+
+class Tied(nn.Module):
+    """An embedding tied to a head, a persistent and a non-persistent buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 8)
+        self.head = nn.Linear(8, 30, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("cache", torch.zeros(8), persistent=False)
+
+
+def test_a_module_contributes_what_its_state_dict_does() -> None:
+    """tied_once: parameters and persistent buffers under every name, in the module's own memory, ties as aliases."""
+    module = Tied()
+    held = reg(module)
+    assert held.manifest.names == ["embed.weight", "head.weight", "mean"]
+    assert held.manifest.parent.tolist() == [-1, 0, -1]
+    assert held.tensors[0] is module.embed.weight
+    assert held.manifest.digest == reg(module.state_dict()).manifest.digest
+
+
+def test_aliases_are_found_anew_each_time() -> None:
+    """alias_changes_between_versions: untying between two registrations changes the manifest; nothing is remembered."""
+    module = Tied()
+    assert reg(module).manifest.parent.tolist() == [-1, 0, -1]
+    module.head.weight = nn.Parameter(module.embed.weight.detach().clone())
+    assert reg(module).manifest.parent.tolist() == [-1, -1, -1]
+
+
+def test_an_address_used_again_is_another_tensor() -> None:
+    """aba_same_pointer: memory that moved to another tensor is seen as that tensor's; the set that held it before
+    says which of its tensors is gone."""
+    storage = torch.zeros(4096)
+    first = storage[:2048]
+    held = reg({"w": first, "v": torch.zeros(3)})
+    held.check_in_place(HERE)
+    first.data = torch.zeros(2048)
+    again = reg({"w": storage[:2000].view(40, 50)})
+    assert int(again.memory.addresses[0]) == int(held.held.addresses[1])
+    assert again.manifest.shapes == [(40, 50)]
+    with pytest.raises(ContractBroken, match=r"'w' moved from 0x"):
+        held.check_in_place(HERE)
+
+
+def test_memory_freed_under_a_set_is_noticed() -> None:
+    """aba_same_pointer: a storage resized to nothing, and a transpose in place, are named."""
+    gone, turned = torch.zeros(3000), torch.zeros(40, 60)
+    held = reg({"gone": gone, "turned": turned})
+    gone.untyped_storage().resize_(0)
+    turned.t_()
+    with pytest.raises(ContractBroken, match=r"'gone' moved.*'turned' changed its shape"):
+        held.check_in_place(HERE)
+    with pytest.raises(UnsupportedTensor, match=r"'gone': without memory"):
+        reg({"gone": gone})
+
+
+def test_registering_twice_gives_the_same_regions_and_digest() -> None:
+    """register_twice: the same tensors, in any order, are the same version in the same allocations."""
+    tensors = {f"w{i}": torch.zeros(5000 + i) for i in range(4)}
+    a, b = reg(tensors), reg(dict(reversed(tensors.items())))
+    assert a.manifest.digest == b.manifest.digest
+    assert a.regions == b.regions
+    assert len(a.regions) == 4
+
+
+def test_views_of_one_storage_are_one_region() -> None:
+    """overlapping_views: aliases, neighbours and overlaps in one allocation register it once, whole."""
+    flat = torch.zeros(10_000)
+    held = reg({"a": flat[:5000], "b": flat[5000:], "c": flat[2000:7000], "d": flat[100:200]})
+    assert held.regions == [(flat.data_ptr(), flat.nbytes)]
+    foreign = bytearray(40_000)
+    low = torch.frombuffer(foreign, dtype=torch.float32, count=6000)
+    high = torch.frombuffer(foreign, dtype=torch.float32, offset=16_000)
+    assert reg({"low": low, "high": high}).regions == [(low.data_ptr(), len(foreign))]
+
+
+def test_tiny_and_zero_size_tensors_are_served_from_staging_only() -> None:
+    """zero_size_not_registered: the regions of tiny tensors are one staging buffer, and none has no bytes."""
+    held = reg({"a": torch.zeros(3), "b": torch.zeros(0), "c": torch.zeros(5, dtype=torch.int8)})
+    assert [nbytes for _, nbytes in held.regions] == [32]
+    assert held.staged_bytes == 32
+
+
+@pytest.mark.slow
+def test_nothing_is_held_alive_by_module_state() -> None:
+    """aba_same_pointer: dropping a buffer set frees its tensors' memory; no cache keeps them."""
+    import weakref
+
+    tensor = torch.zeros(100_000)
+    gone = weakref.ref(tensor)
+    held = reg({"w": tensor})
+    assert held.regions
+    del tensor, held
+    gc.collect()
+    assert gone() is None
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that stands for others, as a DTensor does."""
+
+    def to_local(self) -> torch.Tensor:
+        return torch.zeros(2)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError("never asked")
+
+
+def _wrapper() -> torch.Tensor:
+    return torch.Tensor._make_wrapper_subclass(Wrapper, (2,))  # type: ignore[attr-defined, no-any-return]
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "number": (lambda: 3.0, "a float, not a tensor"),
+    "array": (lambda: np.zeros(3), "a ndarray, not a tensor"),
+    "meta": (lambda: torch.zeros(3, device="meta"), "on the meta device"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "of layout torch.sparse_coo"),
+    "conj": (lambda: torch.zeros(3, dtype=torch.complex64).conj(), "resolve_conj"),
+    "neg": (lambda: torch.zeros(3, dtype=torch.complex64).conj().imag, "resolve_neg"),
+    "lazy": (lambda: nn.LazyLinear(3).weight, "not initialized yet"),
+    "wrapper": (_wrapper, r"a Wrapper, which wraps other tensors.*register its `.to_local\(\)`"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_has_no_bytes_is_refused_by_name(kind: str) -> None:
+    """Tensors without bytes of their own, or whose bytes are not their values, are never copied silently."""
+    make, reason = REFUSED[kind]
+    with pytest.raises(UnsupportedTensor, match=reason) as caught:
+        reg({"fine": torch.zeros(2), f"bad.{kind}": make()})
+    assert caught.value.where.tensor == f"bad.{kind}"
+    assert caught.value.where.model == "actor"
+    assert "'fine'" not in caught.value.message
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_quantized_and_nested_tensors_are_refused() -> None:
+    """The two kinds that torch itself warns about."""
+    quantized = torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.qint8)
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(UnsupportedTensor, match=r"'n': nested.*'q': quantized"):
+        reg({"n": nested, "q": quantized})
+
+
+def test_every_offender_is_named_not_only_the_first() -> None:
+    """One refusal lists them all."""
+    bad = {f"bad{i}": make() for i, (make, _) in enumerate(REFUSED.values())}
+    with pytest.raises(UnsupportedTensor) as caught:
+        reg({"fine": torch.zeros(2), **bad})
+    assert all(repr(name) in caught.value.message for name in bad)
+
+
+def test_names_must_differ_as_text() -> None:
+    """Keys 1 and "1" would be one name; what is no mapping, and names that are no text, are refused too."""
+    with pytest.raises(UnsupportedTensor, match=r"\['1'\]"):
+        reg({1: torch.zeros(1), "1": torch.zeros(2)})
+    with pytest.raises(UsageError, match="not list"):
+        reg([torch.zeros(1)])
+    with pytest.raises(LayoutMismatch, match="no text"):
+        reg({"\ud800": torch.zeros(1)})
+
+
+def _overlapping(kind: str) -> dict[str, torch.Tensor]:
+    flat, square = torch.zeros(900), torch.zeros(60, 60)
+    return {
+        "expanded": {"w": torch.zeros(1, 2000).expand(50, 2000)},
+        "shifted": {"w": flat[:600], "v": flat[300:]},
+        "transposed": {"w": square, "v": square.t()},
+        "column": {"w": square, "v": square[:, 3]},
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["expanded", "shifted", "transposed", "column"])
+def test_overlaps_can_be_published_but_not_written(kind: str) -> None:
+    """overlapping_views, every_byte_written_once: memory that two tensors share in part is a fine source, staged where
+    it must be, and never a destination."""
+    tensors = _overlapping(kind)
+    held = reg(tensors)
+    held.stage()
+    copies = {name: torch.ones(tensor.shape) for name, tensor in tensors.items()}
+    reg(copies).adopt(held.manifest, HERE)
+    with pytest.raises(UnsupportedTensor, match=r"'w' overlaps itself|'w' and 'v' overlap|'v' and 'w' overlap"):
+        held.adopt(held.manifest, HERE)
+
+
+def test_interleaved_views_do_not_overlap() -> None:
+    """fused_views: columns and odd and even rows of one storage share no byte, though their outer bounds do."""
+    fused, rows = torch.zeros(64, 300), torch.zeros(64, 20)
+    held = reg({"q": fused[:, :100], "k": fused[:, 100:200], "v": fused[:, 200:], "odd": rows[1::2], "even": rows[::2]})
+    assert held.adopt(held.manifest, HERE) is held
+
+
+def test_long_rows_are_read_in_place_and_short_ones_staged() -> None:
+    """noncontig_src: inner runs of 4096 bytes and more are runs of the map; shorter ones cost visible staging."""
+    in_place = reg({"w": torch.zeros(8, 2048)[:, :1024]})
+    assert in_place.staged_bytes == 0
+    assert in_place.memory.nbytes.tolist() == [4096] * 8
+    staged = reg({"w": torch.zeros(8, 2048)[:, :1023]})
+    assert staged.staged_bytes == 8 * 1023 * 4
+    assert len(staged.memory.nbytes) == 1
+
+
+def test_counters_tell_writes_and_installs() -> None:
+    """Torch's counters rise with a write and with an install; inference tensors have none."""
+    with torch.inference_mode():
+        silent = torch.zeros(4)
+    tensors = {"a": torch.zeros(4), "b": silent, "c": torch.zeros(3000)}
+    held = reg(tensors)
+    before = held.counters()
+    assert before[1] is None
+    tensors["c"].add_(1)
+    held.install()
+    after = held.counters()
+    assert after[0] == before[0] + 1  # type: ignore[operator]
+    assert after[2] == before[2] + 2  # type: ignore[operator]
+    assert reg({"a": torch.zeros(4)}).counters() == [0]
+
+
+def test_source_untied_and_destination_tied_is_refused() -> None:
+    """every_byte_written_once: one memory cannot take two contents; the names are listed."""
+    shared = torch.zeros(2000)
+    source = reg({"a": torch.zeros(2000), "b": torch.zeros(2000)})
+    with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here, not so there"):
+        reg({"a": shared, "b": shared}).adopt(source.manifest, HERE)
+
+
+def test_a_different_tie_is_refused() -> None:
+    """every_byte_written_once: a slice tied at another offset is another tie."""
+    flat, other = torch.zeros(2000), torch.zeros(2000)
+    source = reg({"a": flat, "b": flat[100:200]})
+    reg({"a": other, "b": other[100:200]}).adopt(source.manifest, HERE)
+    with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here"):
+        reg({"a": other, "b": other[200:300]}).adopt(source.manifest, HERE)
+
+
+def test_a_subset_names_what_it_cannot_take() -> None:
+    """subset_selection_exact: selected but absent fails, on either side; so does half of a tie, since writing it would
+    change the other half."""
+    flat = torch.zeros(2000)
+    held = reg({"a": flat, "b": flat[:10], "c": torch.zeros(5), "mine": torch.zeros(1)})
+    theirs = reg({"a": torch.zeros(2000), "b": torch.zeros(10), "c": torch.zeros(6)}).manifest
+    with pytest.raises(LayoutMismatch, match=r"'c': shape \(5\) here, \(6\) there; 'mine': missing there; 'x': miss"):
+        held.subset(["c", "mine", "x"], theirs, HERE)
+    with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here: update both or none"):
+        held.subset(["a"], theirs, HERE)
+    with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here: update both or none"):
+        held.subset(["b"], theirs, HERE)
+
+
+def test_registration_order_does_not_matter() -> None:
+    """Names sort by their UTF-8 bytes, whatever order they come in."""
+    names = ["b", "a", "é", "z", "\U0001f600", "a.b", "a-b", "\uffff"]
+    tensors = {name: torch.zeros(3) for name in names}
+    digests = set()
+    for seed in range(5):
+        random.Random(seed).shuffle(names)
+        held = reg({name: tensors[name] for name in names})
+        assert held.manifest.names == sorted(names, key=str.encode)
+        digests.add(held.manifest.digest)
+        assert [t is tensors[n] for n, t in zip(held.manifest.names, held.tensors, strict=True)] == [True] * 8
+    assert len(digests) == 1
+
+
+def test_the_manifest_survives_its_bytes() -> None:
+    """A module's manifest decodes to the same digest and rows."""
+    manifest = reg(Tied()).manifest
+    assert Manifest.decode(manifest.encode()).digest == manifest.digest
+
+
+class Loaded(nn.Parameter):
+    """A parameter subclass without dispatch of its own, as engines attach loaders to."""
+
+
+def test_plain_subclasses_are_tensors() -> None:
+    """Subclasses that only carry attributes keep their own memory and are registered as they are."""
+    weight = Loaded(torch.ones(2000))
+    held = reg({"w": weight})
+    assert held.tensors[0] is weight
+    assert int(held.memory.addresses[0]) == weight.data_ptr()
+
+
+def test_surroundings_do_not_matter() -> None:
+    """Inference mode and another default device change nothing about what is registered, staged and installed."""
+    weight = torch.arange(12.0).view(3, 4).t()
+    target = torch.zeros(4, 3)
+    with torch.inference_mode(), torch.device("meta"):
+        source = reg({"w": weight})
+        source.stage()
+        reader = reg({"w": target}).adopt(source.manifest, HERE)
+        reader.placement.staging.copy_(source.placement.staging)
+        reader.install()
+    assert torch.equal(target, weight)
+
+
+def test_memory_that_torch_only_pretends_is_refused() -> None:
+    """A tensor of zeros without memory has elements but no address."""
+    with pytest.raises(UnsupportedTensor, match="'z': without memory"):
+        reg({"z": torch._efficientzerotensor(3)})
+
+
+def test_interleaving_too_fine_to_tell_is_refused_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit of pieces, tensors whose outer bounds touch count as overlapping."""
+    pairs = torch.zeros(3000, 2)
+    held = reg({"even": pairs[:, 0], "odd": pairs[:, 1]})
+    held.check_writable(HERE)
+    monkeypatch.setattr("tensorhub.client.aliases.OVERLAP_RUNS_MAX", 100)
+    with pytest.raises(UnsupportedTensor, match="'even' and 'odd' overlap"):
+        reg({"even": pairs[:, 0], "odd": pairs[:, 1]}).check_writable(HERE)
+
+
+def test_padding_is_zero_whatever_memory_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mixed_dtype_alignment: the bytes between tiny tensors belong to the version: zeros, never leftovers."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(77))
+    held = reg({"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(17, dtype=torch.uint8)})
+    held.stage()
+    assert held.placement.staging.tolist() == [1] * 3 + [0] * 13 + [1] * 17 + [0] * 15

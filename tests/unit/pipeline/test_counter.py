@@ -1,0 +1,116 @@
+"""Batches and the watermark of one pull."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub.errors import Broken
+from tensorhub.pipeline.counter import Counter
+
+ENDS = np.array([100, 150, 300, 400, 1000], dtype=np.uint64)
+
+
+def test_batches_fill_up_to_their_target() -> None:
+    """As many chunks as fit, at least one however large, never past the source's watermark."""
+    counter = Counter(ENDS)
+    assert counter.take(0, 1000) is None
+    assert counter.take(5, 1) == (0, 1)
+    assert counter.take(5, 200) == (1, 3)
+    assert counter.take(4, 10_000) == (3, 4)
+    assert counter.take(4, 10_000) is None
+    assert counter.take(5, 10_000) == (4, 5)
+    assert counter.in_flight == 4
+
+
+def test_the_watermark_is_the_verified_prefix() -> None:
+    """Batches complete in any order; only an unbroken prefix counts, and bytes count as they come."""
+    counter = Counter(ENDS)
+    a, b, c = (counter.take(5, 150), counter.take(5, 150), counter.take(5, 100))
+    assert (a, b, c) == ((0, 2), (2, 3), (3, 4))
+    assert (counter.verified((3, 4)), counter.bytes_done) == (0, 100)
+    assert (counter.verified((0, 2)), counter.bytes_done) == (2, 250)
+    assert (counter.verified((2, 3)), counter.bytes_done) == (4, 400)
+    assert not counter.is_complete
+    assert counter.take(5, 1) == (4, 5)
+    assert counter.verified((4, 5)) == 5
+    assert counter.is_complete
+
+
+def test_a_failed_batch_is_taken_again_first() -> None:
+    """What failed comes before what was never read, and may be cut anew for another source."""
+    counter = Counter(ENDS)
+    assert counter.take(5, 300) == (0, 3)
+    counter.failed((0, 3))
+    assert counter.take(2, 1000) == (0, 2)
+    assert counter.take(2, 1000) is None
+    assert counter.take(5, 1000) == (2, 3)
+    assert counter.take(5, 1000) == (3, 5)
+
+
+def test_an_empty_version_is_complete_at_once() -> None:
+    """empty_rank: no chunks, nothing to take, complete."""
+    counter = Counter(np.zeros(0, dtype=np.uint64))
+    assert counter.is_complete
+    assert counter.watermark == 0
+    assert counter.take(0, 1) is None
+
+
+def test_a_subset_reads_only_wanted_chunks() -> None:
+    """subset_selection_exact: chunks nobody wants are never taken and do not hold the watermark back."""
+    counter = Counter(ENDS, [(1, 2), (4, 5)])
+    assert counter.watermark == 1
+    assert counter.take(5, 10_000) == (1, 2)
+    assert counter.take(5, 10_000) == (4, 5)
+    assert counter.verified((1, 2)) == 4
+    assert counter.verified((4, 5)) == 5
+    assert (counter.is_complete, counter.bytes_done) == (True, 650)
+
+
+def test_settling_what_is_not_in_flight_is_our_fault() -> None:
+    """A batch is verified or failed once; spans that make no sense are refused."""
+    counter = Counter(ENDS)
+    counter.take(5, 100)
+    counter.verified((0, 1))
+    for settle in (counter.verified, counter.failed):
+        with pytest.raises(Broken, match="not in flight"):
+            settle((0, 1))
+    for wanted in ([(1, 1)], [(2, 3), (0, 1)], [(0, 2), (1, 3)], [(4, 6)]):
+        with pytest.raises(Broken, match="ascending spans"):
+            Counter(ENDS, wanted)
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 50), max_size=20))
+def test_every_chunk_is_verified_once_and_the_watermark_only_rises(data: st.DataObject, sizes: list[int]) -> None:
+    """Whatever the order, sizes, failures and source: each chunk is verified exactly once, and the watermark is what a
+    set of verified chunks says it is."""
+    ends = np.cumsum(sizes).astype(np.uint64)
+    counter = Counter(ends)
+    done: set[int] = set()
+    flying: list[tuple[int, int]] = []
+    before = 0
+    failures = 5
+    while not counter.is_complete:
+        have = data.draw(st.integers(0, len(sizes))) if not done.issuperset(range(len(sizes) - 1)) else len(sizes)
+        batch = counter.take(have, data.draw(st.integers(0, 120)))
+        if batch is not None:
+            assert batch[1] <= have
+            assert not done.intersection(range(*batch))
+            flying.append(batch)
+        if flying and (batch is None or data.draw(st.booleans())):
+            batch = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+            if failures and data.draw(st.booleans()):
+                failures -= 1
+                counter.failed(batch)
+            else:
+                counter.verified(batch)
+                done.update(range(*batch))
+        prefix = next((i for i in range(len(sizes)) if i not in done), len(sizes))
+        assert counter.watermark == prefix >= before
+        before = prefix
+    assert counter.bytes_done == sum(sizes)
+    assert done == set(range(len(sizes)))
