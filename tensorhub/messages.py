@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorhub.errors import Where
+from tensorhub.references import Claim, Content, Locator, Reference
 from tensorhub.types import (
-    DEFAULT_BUFFERS,
-    UNVERIFIED,
     Digest,
     Epoch,
     Generation,
@@ -24,63 +23,10 @@ from tensorhub.types import (
     SessionId,
     Version,
 )
+from tensorhub.views import Event, HoldingView, Listing, SessionView, StatusView, VersionView, WaitView
 
 #: Raised with every change that an older peer cannot read; a server refuses another number by name.
 PROTOCOL = 1
-
-# ---------------------------------------------------------------- values
-
-
-@dataclass(frozen=True, slots=True)
-class Locator:
-    """How one engine reaches a holder. `data` is the engine's own, opaque to all others."""
-
-    engine: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Where one shard of a version lies in one holder. Metadata, never bytes of weights."""
-
-    seat: Seat
-    session: SessionId
-    generation: Generation
-    location: Location
-    locators: tuple[Locator, ...]
-    #: Addresses of progress block, manifest and memory map in the holder (`pipeline/exposure.py`).
-    exposure: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What one shard of a version is, as far as a server needs to know."""
-
-    manifest: Digest
-    shard_bytes: int
-    chunks: int
-    #: False for `digest="off"`: nothing of this version can be verified.
-    verified: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A holding that a session brings to a server that does not know it (a restarted one)."""
-
-    buffers: str
-    version: Version
-    generation: Generation
-    content: Content
-    #: Root digest when sealed or complete, else empty.
-    root: Digest
-    complete: bool
-    published: bool
-    watermark: int
-    #: Generation of the source this filling reads from; empty for none.
-    upstream: Generation
-    locators: tuple[Locator, ...]
-    exposure: bytes
-
 
 # ---------------------------------------------------------------- requests
 
@@ -324,9 +270,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """Hidden and drained; with `abandon` or a broken contract, `readers` names who was still reading."""
+    """Hidden and drained; with `abandon`, `readers` names who was still reading. `served` names who ever read it."""
 
     readers: tuple[str, ...]
+    served: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,95 +309,6 @@ class Found:
     """The version a `Wait` matched."""
 
     version: Version
-
-
-@dataclass(frozen=True, slots=True)
-class VersionView:
-    """One row of `tensorhub versions`."""
-
-    model: ModelKey
-    version: Version
-    #: "readable", "incomplete" (shards missing), "hidden" (withdrawn everywhere), "retired" (a newer lineage)
-    state: str
-    shards: int
-    nbytes: int
-    complete: tuple[str, ...]
-    partial: tuple[str, ...]
-    readers: int
-    verified: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingView:
-    """One row of `tensorhub status`: a buffer set of one seat."""
-
-    seat: Seat
-    shards: int
-    buffers: str
-    version: Version
-    #: "publishing" (digests outstanding), "published", "filling", "complete", "draining"
-    state: str
-    watermark: int
-    chunks: int
-    nbytes: int
-    upstream: str
-    readers: tuple[str, ...]
-    spot: bool
-    location: Location
-
-
-@dataclass(frozen=True, slots=True)
-class SessionView:
-    """A process the server knows."""
-
-    session: SessionId
-    host: str
-    pid: int
-    seats: tuple[Seat, ...]
-    lease_left_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitView:
-    """A request that waits, and for what."""
-
-    who: str
-    what: str
-    left_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Newest first."""
-
-    versions: tuple[VersionView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StatusView:
-    """The server's whole view at one instant."""
-
-    epoch: Epoch
-    sessions: tuple[SessionView, ...]
-    versions: tuple[VersionView, ...]
-    holdings: tuple[HoldingView, ...]
-    waiting: tuple[WaitView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that changed.
-
-    kind: "published", "sealed", "readable", "hidden", "unpublished", "granted", "rerouted", "committed", "aborted",
-    "joined", "left", "expired", "conflict", "retired".
-    """
-
-    kind: str
-    model: ModelKey
-    version: Version | None
-    replica: str
-    shard: int
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,5 +385,54 @@ class Answer:
     reply: Reply | Notice
 
 
-__all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and value.__module__ == __name__]
-__all__ += ["DEFAULT_BUFFERS", "PROTOCOL", "UNVERIFIED", "Notice", "Reply", "Request"]
+__all__ = [
+    "Abort",
+    "Answer",
+    "Beat",
+    "Call",
+    "Claim",
+    "Committed",
+    "Conflicted",
+    "Content",
+    "Done",
+    "Event",
+    "Found",
+    "Goodbye",
+    "Granted",
+    "Held",
+    "Hello",
+    "HoldingView",
+    "Join",
+    "Joined",
+    "Leave",
+    "List",
+    "Listing",
+    "Locator",
+    "Moved",
+    "Notice",
+    "Ok",
+    "PROTOCOL",
+    "Progress",
+    "Publish",
+    "Reference",
+    "Refused",
+    "Replicate",
+    "Reply",
+    "Request",
+    "Reroute",
+    "Seal",
+    "Serve",
+    "SessionView",
+    "SourceLost",
+    "Status",
+    "StatusView",
+    "TransactionAborted",
+    "Unpublish",
+    "Unpublished",
+    "Unwatch",
+    "VersionView",
+    "Wait",
+    "WaitView",
+    "Watch",
+    "Welcome",
+]

@@ -101,10 +101,14 @@ class Member:
         """Take the seat; `SeatTaken` while another live process holds it."""
         self.session.subscribe(self.seat, self._notice, self._join_request)
         try:
-            joined = await self.session.call(self._join_request(), timeout_s)
+            await self.resync(timeout_s)
         except BaseException:
             self.session.unsubscribe(self.seat)
             raise
+
+    async def resync(self, timeout_s: float) -> None:
+        """Join again, which changes nothing for a seat that is ours, and learn where the group's transactions are."""
+        joined = await self.session.call(self._join_request(), timeout_s)
         if not isinstance(joined, Joined):
             raise Broken(f"Join was answered by {joined!r}", self.where)
         self.group, self.sequence = joined.group, joined.sequence
@@ -222,7 +226,7 @@ class Member:
         request = Unpublish(self.seat, name, int(timeout_s * NS), abandon)
         try:
             reply = await self.session.call(request, timeout_s + (0 if abandon else REPLY_MARGIN_S))
-            readers = reply.readers if isinstance(reply, Unpublished) else ()
+            readers = reply.served if isinstance(reply, Unpublished) else ()
         except NotPublished:
             pass  # a server that restarted, or that withdrew it after a conflict, has forgotten it: it is hidden
         except DrainTimeout as error:

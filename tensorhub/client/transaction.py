@@ -1,7 +1,7 @@
 """One group transaction as one shard sees it: ask, commit, abort; and an outcome that was lost, asked again.
 
 The server decides for the whole replica; this module makes what it decided true of the slot. A sequence number is
-used up by whatever ends it, on every shard alike.
+used up by whatever ends it, on every shard alike; after a failure the server says which one is next.
 """
 
 from __future__ import annotations
@@ -84,14 +84,18 @@ class Transaction:
 
     async def abort(self, failure: BaseException) -> None:
         """The sequence number is over for the whole group, because of this shard, unless that is known already."""
-        if not isinstance(failure, GroupAborted | Closed):
-            reason = failure.message if isinstance(failure, TensorHubError) else type(failure).__name__
-            with suppress(TensorHubError, TimeoutError):
-                async with asyncio.timeout(ABORT_S):
-                    request = Abort(self._member.seat, self._group, self.sequence, reason)
-                    await self._member.session.call(request, ABORT_S)
         self._slot.upstream, self._slot.pending = NO_GENERATION, None
         self._advance()
+        if isinstance(failure, Closed):
+            return
+        # A server that is away learns nothing and need not: its next life asks for this seat's Join, too.
+        with suppress(TensorHubError, TimeoutError):
+            async with asyncio.timeout(ABORT_S):
+                if not isinstance(failure, GroupAborted):
+                    reason = failure.message if isinstance(failure, TensorHubError) else type(failure).__name__
+                    request = Abort(self._member.seat, self._group, self.sequence, reason)
+                    await self._member.session.call(request, ABORT_S)
+                await self._member.resync(ABORT_S)
 
     def _advance(self) -> None:
         """A group that has moved on meanwhile counts from 0 again by itself."""

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from tensorhub.errors import Closed
 from tensorhub.messages import Content, SourceLost, Unpublished
 from tensorhub.server.placement import of_replica, prefixes, shelf_of, weight
-from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX
+from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX, SERVED_MAX
 from tensorhub.server.state import Holding, HoldingState, Listed, Member, Shelf, Slot, Transaction, VersionRecord
 from tensorhub.server.turn import Turn, at, seat_of
 from tensorhub.types import UNVERIFIED, Generation, Location, Version
@@ -121,7 +121,7 @@ def end_drain(turn: Turn, holding: Holding, readers: tuple[str, ...]) -> None:
     if drain is not None:
         turn.deadlines.cancel(("drain", holding.generation))
         if holding.member.seat in holding.member.session.members:
-            turn.say(drain.session, drain.call, Unpublished(readers))
+            turn.say(drain.session, drain.call, Unpublished(readers, tuple(holding.served)))
         else:
             turn.refuse(drain.session, drain.call, Closed("the seat was given up while it drained", at(holding.member)))
 
@@ -133,6 +133,8 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
     """The reader reads from the source from now on."""
     reader.upstream = source
     source.readers[reader.generation] = reader
+    if len(source.served) < SERVED_MAX:
+        source.served[str(reader.member.seat)] = None
     reader.weight = weight(reader.watermark, reader.slot.content.chunks)
     source.load += reader.weight
     _rise(source)

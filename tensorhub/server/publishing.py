@@ -170,7 +170,7 @@ def unpublish(turn: Turn, request: Unpublish) -> None:
     if request.abandon or is_drained(holding):
         turn.event("unpublished", member.replica.model, version, member.seat, "abandoned" if request.abandon else "")
         readers = drop(turn, holding, f"version {version} was unpublished without waiting for its readers")
-        turn.reply(Unpublished(readers))
+        turn.reply(Unpublished(readers, tuple(holding.served)))
         return
     if holding.drain is not None and holding.drain.call != turn.call:
         turn.refuse(holding.drain.session, holding.drain.call, Busy("a later unpublish took its place", at(member)))

@@ -18,6 +18,8 @@ CANDIDATES_MAX = 64
 OUTCOMES_MAX = 16
 #: Lines of story kept per replica: enough for the last few transactions.
 STORY_MAX = 48
+#: Names kept of those who read a holding, to be told to a publisher that broke its contract: a rack full.
+SERVED_MAX = 64
 #: Lineages of one model: a job that resumes this often needs a new model name.
 LINEAGES_MAX = 1024
 #: Models a server remembers; idle ones are forgotten first.

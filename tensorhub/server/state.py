@@ -127,6 +127,8 @@ class Holding:
     upstream: Holding | None = None
     #: Fillings that read from here.
     readers: dict[Generation, Holding] = field(default_factory=dict)
+    #: Seats that ever read from it, first ones first; at most SERVED_MAX.
+    served: dict[str, None] = field(default_factory=dict)
     #: Seats that decided transactions may still grant from here, even when it is hidden; see `Transaction.pins`.
     pins: dict[Seat, Transaction] = field(default_factory=dict)
     #: Longest chain of fillings below.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,21 +14,22 @@ import tensorhub
 from tensorhub import Hub
 
 _names = itertools.count()
+#: Long enough for a busy machine, short enough that a test can outlast it.
+LEASE_S = 4.0
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The address of a server of our own: an empty runtime directory means that nobody else's is found."""
     directory = tempfile.mkdtemp(prefix="th-")
-    before = os.environ.get("TENSORHUB_RUNTIME_DIR")
-    os.environ["TENSORHUB_RUNTIME_DIR"] = directory
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TENSORHUB_RUNTIME_DIR", directory)
+    patch.setenv("TENSORHUB_LEASE_S", str(LEASE_S))
+    patch.setenv("TENSORHUB_BEAT_S", "0.3")
     try:
         yield "local:tests"
     finally:
-        if before is None:
-            del os.environ["TENSORHUB_RUNTIME_DIR"]
-        else:
-            os.environ["TENSORHUB_RUNTIME_DIR"] = before
+        patch.undo()
         shutil.rmtree(directory, ignore_errors=True)
 
 

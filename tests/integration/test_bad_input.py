@@ -52,7 +52,7 @@ def test_a_complete_set_is_not_published_over(hub: Opener) -> None:
 
 
 def test_nothing_else_while_a_replicate_runs(hub: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """double_replicate: a second replicate, a publish or an unpublish meanwhile is a named error; the first goes on."""
+    """double_replicate, commit_after_last_byte: anything else meanwhile is a named error, and nothing is shown yet."""
     ours, theirs = weights(1), blank(weights(1))
     gate = Gate()
     with meddled(monkeypatch, lambda engine: Meddler(engine, before=gate.pass_through)), ThreadPoolExecutor(1) as pool:
@@ -70,7 +70,7 @@ def test_nothing_else_while_a_replicate_runs(hub: Opener, monkeypatch: pytest.Mo
             ):
                 with pytest.raises(Busy, match="replicate is running"):
                     call()
-            assert rollout.version is None, "commit_after_last_byte: nothing is shown before the last byte"
+            assert rollout.version is None
         finally:
             gate.open()
         assert running.result(30).version == 1

@@ -25,7 +25,7 @@ from tensorhub.errors import (
     VersionUnavailable,
 )
 from tensorhub.ports import Ranges
-from tests.integration.conftest import Opener, blank, same, weights
+from tests.integration.conftest import LEASE_S, Opener, blank, same, weights
 from tests.support.engines import Gate, Meddler, meddled
 from tests.support.process import child
 
@@ -381,7 +381,7 @@ def _hold_the_interpreter(pipe: Connection, server: str, model: str, seconds: fl
 @pytest.mark.slow
 def test_a_trainer_that_holds_the_interpreter_stays_alive(hub: Opener, server: str, model: str) -> None:
     """Heartbeats need no interpreter: a trainer that holds its lock for longer than a lease keeps serving."""
-    with child(_hold_the_interpreter, server, model, 14.0) as trainer, ThreadPoolExecutor(1) as pool:
+    with child(_hold_the_interpreter, server, model, 1.5 * LEASE_S) as trainer, ThreadPoolExecutor(1) as pool:
         assert trainer.hear() == "published"
         observer = hub("observer")
         trainer.tell("go")

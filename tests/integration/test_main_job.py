@@ -19,7 +19,7 @@ ENGINES = ["memory", "local"]
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_replicate_brings_every_byte(hub: Opener, engine: str) -> None:
-    """A replicate that returns means that every registered tensor equals the published one, in place."""
+    """address_stability: a replicate that returns means that every tensor equals the published one, in place."""
     ours, theirs = weights(1), blank(weights(1))
     pointers = {name: tensor.data_ptr() for name, tensor in theirs.items()}
     trainer, rollout = hub("trainer", ours, engine=engine), hub("rollout", theirs, engine=engine)
@@ -32,7 +32,7 @@ def test_a_replicate_brings_every_byte(hub: Opener, engine: str) -> None:
     assert [use.replica for use in got.sources] == ["trainer"]
     assert set(got.phases) == {"wait", "plan", "drain", "register", "transfer", "verify", "install"}
     assert (trainer.version, rollout.version) == (3, 3)
-    assert pointers == {name: tensor.data_ptr() for name, tensor in theirs.items()}, "address_stability"
+    assert pointers == {name: tensor.data_ptr() for name, tensor in theirs.items()}
 
 
 def test_a_version_already_held_returns_at_once(hub: Opener) -> None:

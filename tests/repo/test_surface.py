@@ -10,16 +10,17 @@ import sys
 import pytest
 
 import tensorhub
-from tensorhub import errors
 from tests.repo.sources import ROOT
 
-CALLS = {"open", "publish", "replicate", "server_status", "server_versions"}
-VALUES = {"Hub", "Replication", "SourceUse", "AtLeast", "Exactly", "Latest", "Newest", "Where"}
-EXPORTS = CALLS | VALUES | set(errors.BY_NAME) | {"__version__"}
+CALLS = {"open", "publish", "replicate", "server_status", "server_versions", "shutdown"}
+VALUES = {"Hub", "Replication", "SourceUse", "Transfer", "AtLeast", "Newest"}
+#: The three branches of the tree; every other error is a name of `tensorhub.errors`.
+ERRORS = {"TensorHubError", "UsageError", "Unavailable", "errors"}
+EXPORTS = CALLS | VALUES | ERRORS | {"__version__"}
 #: Every public name of a hub that tests and users depend on.
 HUB = {
-    "close", "progress", "publish", "register", "replicate", "resume", "status", "suspend", "unpublish", "version",
-    "versions", "wait", "watch",
+    "close", "closed", "progress", "publish", "register", "replicate", "resume", "staged_bytes", "state", "status",
+    "suspend", "unpublish", "version", "versions", "wait", "watch",
 }  # fmt: skip
 HEAVY = ("torch", "ray", "grpc", "mooncake", "nixl", "torch_npu")
 START_SECONDS = 60

@@ -61,7 +61,8 @@ def test_pinned_source_serves_the_late_shard() -> None:
     assert granted.source.seat == trainers[1].seat
     for roll in rolls:
         roll.done(1)
-    assert [trainer.answer(call) for trainer, call in zip(trainers, calls, strict=True)] == [m.Unpublished(())] * 2
+    answers = [trainer.answer(call) for trainer, call in zip(trainers, calls, strict=True)]
+    assert [(answer.readers, len(answer.served)) for answer in answers] == [((), 1)] * 2, "done, and remembered by name"
 
 
 def test_pin_moves_when_its_holder_dies() -> None:
