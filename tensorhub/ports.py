@@ -36,6 +36,18 @@ class Ranges:
         return int(self.nbytes.sum())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """Chunks that a batch consists of, to be digested as they land, while they are in the cache.
+
+    Chunk c is ranges `firsts[c]` to `firsts[c + 1]` of the batch; its XXH3-64 is written to `digests[c]`. `firsts` has
+    shape (chunks + 1,) and rises from 0; ranges behind the last chunk are only read.
+    """
+
+    firsts: U64
+    digests: U64
+
+
 class Engine(Protocol):
     """Moves bytes one-sided. Safe to use from one event loop; its locator may be shown to anyone."""
 
@@ -54,8 +66,8 @@ class Engine(Protocol):
         """Undo one `register` of the same range: reads of bytes no longer registered fail."""
         ...
 
-    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
-        """Return when every byte of every range has landed.
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
+        """Return when every byte of every range has landed, and the digests of `chunks`, of what landed, are written.
 
         `SourceFailed` when the peer is dead, recycled, too slow, or does not serve a range; `EngineUnavailable` when
         this engine cannot reach the peer at all.

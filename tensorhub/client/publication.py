@@ -6,6 +6,8 @@ talks to the server and never touches the tensors' contents.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,9 +20,11 @@ from tensorhub.pipeline.digest import root_digest
 from tensorhub.ports import Offload
 from tensorhub.types import UNVERIFIED, Digest
 
-#: The first batch is small, so that readers can start at once; each next is twice as large, up to the second limit,
-#: which bounds how long a trainer that holds the interpreter lock can delay the batch after it.
+#: The first batch is small, so that readers can start at once. The next is twice as large whenever the hand-over
+#: between two batches took more than the given part of a batch: a trainer that holds the interpreter lock makes hand-
+#: overs slow, and the second limit bounds how long readers then wait for one batch.
 FIRST_BATCH_BYTES = 4 << 20
+HANDOVER_PART_MAX = 0.1
 BATCH_BYTES_MAX = 128 << 20
 #: Names listed in an error; the rest is counted.
 NAMES_SHOWN_MAX = 8
@@ -54,17 +58,21 @@ class Publication:
             self.holding.raise_to(len(ends))
             self.root = UNVERIFIED
             return self.root
+        loop = asyncio.get_running_loop()
         start, batch_bytes = 0, FIRST_BATCH_BYTES
+        began = loop.time()
         while start < len(ends) and not self.stopped:
             begin = int(ends[start - 1]) if start else 0
             stop = min(int(np.searchsorted(ends, begin + batch_bytes, side="right")), len(ends))
             stop = max(stop, start + 1)
-            await self.offload.run(_digest_span(self.holding, start, stop))
+            digest_s = await self.offload.run(_digest_span(self.holding, start, stop))
             if self.stopped:
                 return None
             self.check()
             self.holding.raise_to(stop)
-            start, batch_bytes = stop, min(batch_bytes * 2, BATCH_BYTES_MAX)
+            whole_s, began, start = loop.time() - began, loop.time(), stop
+            if whole_s - digest_s > HANDOVER_PART_MAX * digest_s:
+                batch_bytes = min(batch_bytes * 2, BATCH_BYTES_MAX)
         if start < len(ends):
             return None
         self.root = root_digest(self.holding.manifest.digest, self.holding.digests)
@@ -85,7 +93,14 @@ class Publication:
             raise self.broken
 
 
-def _digest_span(holding: Holding, start: int, stop: int) -> Callable[[], None]:
+def _digest_span(holding: Holding, start: int, stop: int) -> Callable[[], float]:
+    """Work that digests a span of chunks and returns the seconds that took."""
     manifest = holding.manifest
     runs = holding.memory.chunk_runs(manifest.chunk_starts[start:stop], manifest.chunk_ends[start:stop])
-    return lambda: native.digest_runs(*runs, holding.digests[start:stop])
+
+    def digest() -> float:
+        began = time.perf_counter()
+        native.digest_runs(*runs, holding.digests[start:stop])
+        return time.perf_counter() - began
+
+    return digest

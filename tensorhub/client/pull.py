@@ -137,8 +137,8 @@ class Pull:
         filling = self._filling = self._make_filling(grant, target)
         await self._fill(source, filling)
         self._lap("transfer")
-        self._phases["transfer"] -= filling.timers.verify
-        self._phases["verify"] += filling.timers.verify
+        self._phases["transfer"] -= filling.confirm_s
+        self._phases["verify"] += filling.confirm_s
         root = UNVERIFIED
         if grant.content.verified and whole:
             root = root_digest(target.manifest.digest, filling.digests)
@@ -210,7 +210,6 @@ class Pull:
             holding.digests if whole else np.zeros(manifest.chunks, dtype=np.uint64),
             Counter(manifest.chunk_ends, None if whole else target.wanted),  # type: ignore[union-attr]
             holding.raise_to if whole else _nothing,
-            self._member.offload,
             self._fence,
             grant.content.verified,
         )

@@ -25,7 +25,8 @@ class Replication:
 
     `nbytes` counts bytes that crossed, `seconds` the whole call. `phases` maps each name of `PHASES` to seconds: `wait`
     for a version and a decision, `plan` (manifest, map, check), `drain` of our own old readers, `register`,
-    `transfer`, `verify` (what was not hidden behind the transfer, and the final check), `install` (scatter, copies).
+    `transfer` (each chunk is verified as it lands), `verify` (the final look and the root digest), `install` (scatter,
+    copies).
     `verified` is False only for versions published with `digest="off"`.
     """
 

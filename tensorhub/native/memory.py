@@ -36,7 +36,7 @@ def digest_runs(addresses: U64, nbytes: U64, firsts: U64, out: U64) -> None:
         address_of("nbytes", nbytes, runs),
         address_of("firsts", firsts, chunks + 1),
     )
-    target = _writable("out", out)
+    target = writable("out", out)
     if firsts[0] != 0 or firsts[-1] != runs or (firsts[1:] <= firsts[:-1]).any():
         raise BadRequest(f"firsts must rise from 0 to {runs}, the number of runs")
     match library().th_digest_runs(*places, chunks, target):
@@ -85,7 +85,8 @@ def store(destination: int, data: bytes) -> None:
     library().th_store(destination, data, len(data))
 
 
-def _writable(name: str, array: U64) -> int:
+def writable(name: str, array: U64) -> int:
+    """Address of a dense uint64 vector that may be written."""
     address = address_of(name, array)
     if not array.flags.writeable:
         raise BadRequest(f"{name} is read-only")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tensorhub.errors import BadRequest, Broken
 from tensorhub.native.library import address_of, library
+from tensorhub.native.memory import writable
 
 U64 = NDArray[np.uint64]
 
@@ -41,11 +42,23 @@ class _Outcome(ctypes.Structure):
 class Reading:
     """One batch of ranges, read by as many threads as call `run`: each takes the next few MiB until none are left.
 
+    With `firsts` and `digests`, chunk c is ranges `firsts[c]` to `firsts[c + 1]`, and its XXH3-64 is put into
+    `digests[c]` by the thread that has read it. Ranges behind the last chunk are only read.
+
     The deadline and `cancel` are seen between two calls of `process_vm_readv`, a few milliseconds each. Once every
     `run` has returned, nothing of this read touches local memory any more; only then may it be closed.
     """
 
-    def __init__(self, pid: int, remote: U64, local: U64, nbytes: U64, deadline_ns: int) -> None:
+    def __init__(
+        self,
+        pid: int,
+        remote: U64,
+        local: U64,
+        nbytes: U64,
+        deadline_ns: int,
+        firsts: U64 | None = None,
+        digests: U64 | None = None,
+    ) -> None:
         self._handle: int | None = None
         n = len(nbytes)
         places = (
@@ -57,9 +70,14 @@ class Reading:
             raise BadRequest("a read has at least one range, and no range is empty")
         if pid <= 0:
             raise BadRequest(f"{pid} is no process id")
-        self._arrays = (remote, local, nbytes)  # C holds their addresses, not the arrays
+        chunks: tuple[int | None, int | None, int] = (None, None, 0)
+        if firsts is not None and digests is not None and len(digests):
+            chunks = (address_of("firsts", firsts, len(digests) + 1), writable("digests", digests), len(digests))
+            if firsts[0] != 0 or firsts[-1] > n or (firsts[1:] <= firsts[:-1]).any():
+                raise BadRequest(f"firsts must rise from 0 to at most {n}, the number of ranges")
+        self._arrays = (remote, local, nbytes, firsts, digests)  # C holds their addresses, not the arrays
         self._native = library()
-        self._handle = self._native.th_read_open(pid, *places, n, deadline_ns)
+        self._handle = self._native.th_read_open(pid, *places, n, *chunks, deadline_ns)
         if self._handle is None:
             raise MemoryError("no memory for a read")
 

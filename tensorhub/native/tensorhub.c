@@ -32,9 +32,11 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Raised with every change of a signature below; `__init__.py` refuses a stale build. */
-#define ABI 1
+#define ABI 2
 /* One call's bytes: deadlines and cancellation are seen between calls, and 8 MiB take about 2 ms. */
 #define CALL_BYTES_MAX (8u << 20)
+/* Chunks claimed at once: large enough for the kernel's full speed, small enough to be digested out of the cache. */
+#define CHUNKS_BYTES_MAX (4u << 20)
 /* The kernel takes no more vectors than this in one call. */
 #define CALL_RANGES_MAX 1024
 /* The largest chunk: nothing bigger is ever gathered to be digested. */
@@ -133,25 +135,34 @@ struct outcome {
     int32_t reserved;
 };
 
-/* One batch of ranges, read by any number of threads at once: each claims the next few MiB until none are left. */
+/* One batch of ranges, read by any number of threads at once: each claims the next few MiB until none are left.
+ *
+ * The first ranges may be those of chunks, chunk c being ranges firsts[c] to firsts[c + 1]. They are claimed by whole
+ * chunks, and whoever has read one digests it at once, while it is in this core's cache. */
 struct reading {
-    pthread_mutex_t claim; /* guards range, offset: a claim takes microseconds, so nobody waits for a copy */
+    pthread_mutex_t claim; /* guards chunk, range, offset: a claim takes microseconds, so nobody waits for a copy */
     const uint64_t *remote, *local, *nbytes;
     uint64_t ranges;
-    uint64_t range, offset; /* the first byte nobody has claimed */
+    const uint64_t *firsts;
+    uint64_t *digests;
+    uint64_t chunks;
+    uint64_t chunk;         /* the first chunk nobody has claimed */
+    uint64_t range, offset; /* the first byte behind the chunks that nobody has claimed */
     int64_t deadline_ns;
     pid_t pid;
     _Atomic uint64_t bytes_done;
     _Atomic int32_t error, timed_out, cancelled;
 };
 
+/* Bytes to read from a place in the batch on, and the chunks that are then complete. */
 struct claim {
-    struct iovec remote[CALL_RANGES_MAX], local[CALL_RANGES_MAX];
-    uint64_t ranges, nbytes;
+    uint64_t range, offset, nbytes;
+    uint64_t chunk, chunk_end;
 };
 
 EXPORT struct reading *th_read_open(int32_t pid, const uint64_t *remote, const uint64_t *local, const uint64_t *nbytes,
-                                    uint64_t ranges, int64_t deadline_ns)
+                                    uint64_t ranges, const uint64_t *firsts, uint64_t *digests, uint64_t chunks,
+                                    int64_t deadline_ns)
 {
     struct reading *reading = calloc(1, sizeof *reading);
     if (reading == NULL)
@@ -164,6 +175,10 @@ EXPORT struct reading *th_read_open(int32_t pid, const uint64_t *remote, const u
     reading->local = local;
     reading->nbytes = nbytes;
     reading->ranges = ranges;
+    reading->firsts = firsts;
+    reading->digests = digests;
+    reading->chunks = chunks;
+    reading->range = chunks > 0 ? firsts[chunks] : 0;
     reading->deadline_ns = deadline_ns;
     reading->pid = pid;
     return reading;
@@ -177,18 +192,29 @@ EXPORT void th_read_close(struct reading *reading)
 
 EXPORT void th_read_cancel(struct reading *reading) { atomic_store(&reading->cancelled, 1); }
 
-static void claim_next(struct reading *reading, struct claim *claim)
+static void claim_chunks(struct reading *reading, struct claim *claim)
 {
-    claim->ranges = claim->nbytes = 0;
-    pthread_mutex_lock(&reading->claim);
-    while (reading->range < reading->ranges && claim->ranges < CALL_RANGES_MAX && claim->nbytes < CALL_BYTES_MAX) {
+    claim->range = reading->firsts[reading->chunk];
+    claim->chunk = reading->chunk;
+    uint64_t next = gathered_bytes(reading->nbytes, reading->firsts[reading->chunk], reading->firsts[reading->chunk + 1]);
+    do {
+        claim->nbytes += next;
+        reading->chunk++;
+        if (reading->chunk == reading->chunks)
+            break;
+        next = gathered_bytes(reading->nbytes, reading->firsts[reading->chunk], reading->firsts[reading->chunk + 1]);
+    } while (claim->nbytes + next <= CHUNKS_BYTES_MAX);
+    claim->chunk_end = reading->chunk;
+}
+
+static void claim_bytes(struct reading *reading, struct claim *claim)
+{
+    claim->range = reading->range;
+    claim->offset = reading->offset;
+    while (reading->range < reading->ranges && claim->nbytes < CALL_BYTES_MAX) {
         uint64_t left = reading->nbytes[reading->range] - reading->offset;
         uint64_t room = CALL_BYTES_MAX - claim->nbytes;
         uint64_t length = left < room ? left : room;
-        claim->remote[claim->ranges].iov_base = (void *)(uintptr_t)(reading->remote[reading->range] + reading->offset);
-        claim->local[claim->ranges].iov_base = (void *)(uintptr_t)(reading->local[reading->range] + reading->offset);
-        claim->remote[claim->ranges].iov_len = claim->local[claim->ranges].iov_len = length;
-        claim->ranges++;
         claim->nbytes += length;
         reading->offset += length;
         if (length == left) {
@@ -196,6 +222,16 @@ static void claim_next(struct reading *reading, struct claim *claim)
             reading->offset = 0;
         }
     }
+}
+
+static void claim_next(struct reading *reading, struct claim *claim)
+{
+    memset(claim, 0, sizeof *claim);
+    pthread_mutex_lock(&reading->claim);
+    if (reading->chunk < reading->chunks)
+        claim_chunks(reading, claim);
+    else
+        claim_bytes(reading, claim);
     pthread_mutex_unlock(&reading->claim);
 }
 
@@ -209,39 +245,86 @@ static bool may_go_on(struct reading *reading)
     return false;
 }
 
-/* A call may stop early, at any byte: go on exactly there. A claim is whole only when `first` reaches its end. */
-static void read_claim(struct reading *reading, struct claim *claim)
+/* One call of the kernel for the first bytes of what is left; returns how many it read, or -1 with errno. */
+static ssize_t read_some(const struct reading *reading, const struct claim *left)
 {
-    uint64_t first = 0;
-    while (first < claim->ranges && may_go_on(reading)) {
-        ssize_t got = process_vm_readv(reading->pid, claim->local + first, claim->ranges - first, claim->remote + first,
-                                       claim->ranges - first, 0);
+    struct iovec remote[CALL_RANGES_MAX], local[CALL_RANGES_MAX];
+    uint64_t range = left->range, offset = left->offset, nbytes = 0;
+    unsigned long n = 0;
+    uint64_t wanted = left->nbytes < CALL_BYTES_MAX ? left->nbytes : CALL_BYTES_MAX;
+    while (n < CALL_RANGES_MAX && nbytes < wanted) {
+        uint64_t length = reading->nbytes[range] - offset;
+        if (length > wanted - nbytes)
+            length = wanted - nbytes;
+        remote[n].iov_base = (void *)(uintptr_t)(reading->remote[range] + offset);
+        local[n].iov_base = (void *)(uintptr_t)(reading->local[range] + offset);
+        remote[n].iov_len = local[n].iov_len = length;
+        nbytes += length;
+        n++;
+        range++;
+        offset = 0;
+    }
+    return process_vm_readv(reading->pid, local, n, remote, n, 0);
+}
+
+/* A call may stop early, at any byte: go on exactly there. Returns whether the whole claim was read. */
+static bool read_claim(struct reading *reading, const struct claim *claim)
+{
+    struct claim left = *claim;
+    while (left.nbytes > 0) {
+        if (!may_go_on(reading))
+            return false;
+        ssize_t got = read_some(reading, &left);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
             atomic_store(&reading->error, got < 0 ? errno : EFAULT);
-            return;
+            return false;
         }
         atomic_fetch_add(&reading->bytes_done, (uint64_t)got);
-        size_t rest = (size_t)got;
-        while (first < claim->ranges && rest >= claim->remote[first].iov_len)
-            rest -= claim->remote[first++].iov_len;
-        if (rest > 0) {
-            claim->remote[first].iov_base = (uint8_t *)claim->remote[first].iov_base + rest;
-            claim->local[first].iov_base = (uint8_t *)claim->local[first].iov_base + rest;
-            claim->remote[first].iov_len = claim->local[first].iov_len = claim->remote[first].iov_len - rest;
+        left.nbytes -= (uint64_t)got;
+        left.offset += (uint64_t)got;
+        while (left.nbytes > 0 && left.offset >= reading->nbytes[left.range])
+            left.offset -= reading->nbytes[left.range++];
+    }
+    return true;
+}
+
+/* Whether the ranges follow each other in local memory: then their bytes are one run. */
+static bool is_one_run(const struct reading *reading, uint64_t first, uint64_t last)
+{
+    for (uint64_t range = first; range + 1 < last; range++)
+        if (reading->local[range] + reading->nbytes[range] != reading->local[range + 1])
+            return false;
+    return true;
+}
+
+static void digest_claim(struct reading *reading, const struct claim *claim)
+{
+    for (uint64_t c = claim->chunk; c < claim->chunk_end; c++) {
+        uint64_t first = reading->firsts[c], last = reading->firsts[c + 1];
+        int error = 0;
+        if (is_one_run(reading, first, last)) {
+            reading->digests[c] = th_digest(reading->local[first], gathered_bytes(reading->nbytes, first, last));
+        } else {
+            uint64_t whole[2] = {0, last - first};
+            error = th_digest_runs(reading->local + first, reading->nbytes + first, whole, 1, reading->digests + c);
         }
+        if (error != 0)
+            atomic_store(&reading->error, error);
     }
 }
 
 /* Returns when nothing is left to claim, or the read has failed; no byte is written by this thread afterwards. */
 EXPORT void th_read_run(struct reading *reading)
 {
-    struct claim claim;
-    do {
+    for (;;) {
+        struct claim claim;
         claim_next(reading, &claim);
-        read_claim(reading, &claim);
-    } while (claim.ranges > 0);
+        if (claim.nbytes == 0 || !read_claim(reading, &claim))
+            return;
+        digest_claim(reading, &claim);
+    }
 }
 
 EXPORT void th_read_outcome(struct reading *reading, struct outcome *out)

@@ -14,30 +14,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from tensorhub import native
 from tensorhub.errors import Broken, SourceFailed
 from tensorhub.pipeline.counter import Counter, Span
 from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Exposure, Header
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
-from tensorhub.pipeline.plan import ranges
-from tensorhub.ports import U64, Engine, Offload, Ranges
+from tensorhub.pipeline.plan import chunk_ranges
+from tensorhub.ports import U64, Chunks, Engine, Ranges
 from tensorhub.types import Digest, Generation, SessionId
 
-#: Bytes of one batch: large enough to hide a thread hop (about 0.1 ms), small enough to stay in the last-level cache
-#: between landing and being digested.
-BATCH_BYTES_MAX = 8 << 20
+#: Bytes of one batch: large enough that handing it to an engine (about 0.3 ms of Python) is small beside it, small
+#: enough that a reader's own watermark rises thirty times in a GiB at full speed.
+BATCH_BYTES_MAX = 32 << 20
 #: A batch takes about this long on a slow link, so that a reader's own watermark keeps rising.
 BATCH_SECONDS = 0.02
-#: Batches in flight: one landing, one being verified, one ready to start.
-WINDOW = 3
+#: Batches in flight: one landing, one ready to start.
+WINDOW = 2
 #: Between two looks at a watermark that did not move.
-POLL_S_MIN = 0.0005
+POLL_S_MIN = 0.0002
 POLL_S_MAX = 0.02
 #: A header is rewritten in well under a microsecond; this many torn looks in a row mean a broken or lying source.
 TORN_HEADERS_MAX = 100
@@ -63,14 +62,6 @@ class Source:
 
 
 @dataclass(slots=True)
-class Timers:
-    """Where the time of a filling went, in seconds of the loop's clock."""
-
-    transfer: float = 0.0
-    verify: float = 0.0
-
-
-@dataclass(slots=True)
 class Filling:
     """One destination being filled, from however many sources in turn.
 
@@ -83,34 +74,28 @@ class Filling:
     digests: U64
     counter: Counter
     raise_to: Callable[[int], None]
-    offload: Offload
     #: Called before each look at the source: raises to make this reader stop (lease lost, transaction aborted).
     fence: Callable[[], None]
     verified: bool
-    timers: Timers = field(default_factory=Timers)
+    #: Seconds spent in looks that were issued after the last byte.
+    confirm_s: float = 0.0
     #: True when the last `SourceFailed` was only silence: the source may still be good.
     stalled: bool = False
-    _reads: int = 0
-    _verifies: int = 0
-    _mark: float = 0.0
     #: Bytes per second of the last batches, for the size of the next.
     _rate: float = 0.0
 
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
         self.stalled = False
-        loop = asyncio.get_running_loop()
-        self._mark = loop.time()
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._follow(source, source_map, tasks)
-            self._tick()
-            await self._confirm(source)
         finally:
             for task in tasks:
                 task.cancel()
             # Nothing may land after this method has returned: wait for every read to be over.
             await asyncio.gather(*tasks, return_exceptions=True)
+        await self._confirm(source)
 
     async def _follow(self, source: Source, source_map: MemoryMap, tasks: list[asyncio.Task[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -135,16 +120,16 @@ class Filling:
                     moved = loop.time()
             else:
                 await asyncio.sleep(poll)
-            poll = min(poll * 1.5, POLL_S_MAX)
+            # The longer nothing moves, the longer until the next look: at most a quarter later than it could be.
+            poll = min(max((loop.time() - moved) / 4, POLL_S_MIN), POLL_S_MAX)
             if loop.time() - moved > STALL_S:
                 self.stalled = True
                 raise SourceFailed(f"{source.name} made no progress for {STALL_S:g} s at chunk {limit}")
 
     async def _batch(self, source: Source, source_map: MemoryMap, batch: Span) -> None:
-        """Read a batch of chunks and their digests, verify, count. Digests land in their final slots."""
+        """Read a batch of chunks and their digests, verify, count. The source's digests land in their final slots."""
         try:
-            await self._read(source, source_map, batch)
-            wrong = await self._verify(batch) if self.verified else None
+            wrong = await self._read(source, source_map, batch)
         except BaseException:
             self.counter.failed(batch)
             raise
@@ -153,38 +138,23 @@ class Filling:
             raise SourceFailed(f"{source.name} served wrong bytes: chunk {wrong} does not match its digest")
         self.raise_to(self.counter.verified(batch))
 
-    async def _read(self, source: Source, source_map: MemoryMap, batch: Span) -> None:
+    async def _read(self, source: Source, source_map: MemoryMap, batch: Span) -> int | None:
+        """Bring a batch; the first chunk whose landed bytes do not match the digest beside it, or None."""
         loop = asyncio.get_running_loop()
         first, stop = batch
         began = loop.time()
-        self._tick()
-        self._reads += 1
-        try:
-            plan = ranges(
-                source_map, self.memory, int(self.manifest.chunk_starts[first]), int(self.manifest.chunk_ends[stop - 1])
-            )
-            if self.verified:
-                plan = _with_digests(plan, source, self.digests, first, stop)
+        starts, ends = self.manifest.chunk_starts[first:stop], self.manifest.chunk_ends[first:stop]
+        plan, firsts = chunk_ranges(source_map, self.memory, starts, ends)
+        found = np.zeros(stop - first, dtype=np.uint64)
+        if self.verified:
+            plan = _with_digests(plan, source, self.digests, first, stop)
+            await source.engine.read(source.peer, plan, READ_S, Chunks(firsts, found))
+        else:
             await source.engine.read(source.peer, plan, READ_S)
-        finally:
-            self._tick()
-            self._reads -= 1
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
         self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
-
-    async def _verify(self, batch: Span) -> int | None:
-        """The first chunk whose landed bytes do not match the digest beside it."""
-        first, stop = batch
-        runs = self.memory.chunk_runs(self.manifest.chunk_starts[first:stop], self.manifest.chunk_ends[first:stop])
-        found = np.empty(stop - first, dtype=np.uint64)
-        self._verifies += 1
-        try:
-            await self.offload.run(lambda: native.digest_runs(*runs, found))
-        finally:
-            self._tick()
-            self._verifies -= 1
         wrong = np.flatnonzero(found != self.digests[first:stop])
-        return first + int(wrong[0]) if len(wrong) else None
+        return first + int(wrong[0]) if self.verified and len(wrong) else None
 
     async def _header(self, source: Source) -> Header:
         """The source's header, of the granted generation, or `SourceFailed`."""
@@ -209,22 +179,15 @@ class Filling:
 
     async def _confirm(self, source: Source) -> None:
         """Untorn: a look issued after the last data read completed must still show the granted generation."""
-        if self._reads:
+        if self.counter.in_flight:
             raise Broken("the final look was issued while data reads were in flight")
+        began = asyncio.get_running_loop().time()
         self.fence()
         await self._header(source)
+        self.confirm_s += asyncio.get_running_loop().time() - began
 
     def _target(self) -> int:
         return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1)))
-
-    def _tick(self) -> None:
-        """Attribute the time since the last event: verifying counts only while nothing is in flight."""
-        now = asyncio.get_running_loop().time()
-        if self._verifies and not self._reads:
-            self.timers.verify += now - self._mark
-        else:
-            self.timers.transfer += now - self._mark
-        self._mark = now
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:

@@ -9,23 +9,31 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tensorhub.errors import Broken, LayoutMismatch, Where
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
-from tensorhub.ports import Ranges
+from tensorhub.ports import U64, Ranges
 
 
 def ranges(source: MemoryMap, destination: MemoryMap, start: int, stop: int) -> Ranges:
     """The reads that bring stream bytes [start, stop). `Broken` unless both maps cover every one of them."""
-    mine = destination.cut([start], [stop])
+    return chunk_ranges(source, destination, [start], [stop])[0]
+
+
+def chunk_ranges(source: MemoryMap, destination: MemoryMap, starts: ArrayLike, ends: ArrayLike) -> tuple[Ranges, U64]:
+    """The reads that bring stretches [starts[i], ends[i]) of the stream, and which belong to which: stretch i is
+    ranges `firsts[i]` to `firsts[i + 1]`. `Broken` unless both maps cover every byte of every stretch."""
+    mine = destination.cut(starts, ends)
     theirs = source.cut(mine.begins, mine.begins + mine.nbytes)
     counts = theirs.firsts[1:].astype(np.int64) - theirs.firsts[:-1].astype(np.int64)
     local = np.repeat(mine.addresses, counts) + (theirs.begins - np.repeat(mine.begins, counts))
     found = Ranges(theirs.addresses, local, theirs.nbytes)
-    if found.total_bytes != stop - start:
-        raise Broken(f"{found.total_bytes} bytes planned for stream bytes {start} to {stop}")
-    return found
+    wanted = int((np.asarray(ends, dtype=np.uint64) - np.asarray(starts, dtype=np.uint64)).sum())
+    if found.total_bytes != wanted:
+        raise Broken(f"{found.total_bytes} bytes planned for {wanted} bytes of the stream")
+    return found, theirs.firsts[mine.firsts]
 
 
 def check_compatible(mine: Manifest, theirs: Manifest, where: Where, only: Collection[str] | None = None) -> None:

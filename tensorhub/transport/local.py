@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tensorhub import native
 from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
-from tensorhub.ports import Ranges
+from tensorhub.ports import Chunks, Ranges
 from tensorhub.transport.processes import Identity, Peer, Peers
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges
 
@@ -77,7 +77,7 @@ class LocalEngine:
     def deregister(self, address: int, nbytes: int) -> None:
         self._registered.remove(address, nbytes)
 
-    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         check_ranges(ranges)
         if self._closed:
@@ -87,7 +87,8 @@ class LocalEngine:
             raise EngineUnavailable(self.reaches(peer) or "the source is elsewhere")
         process = self._peers.enter(identity)
         try:
-            reading = native.Reading(identity.pid, ranges.remote, ranges.local, ranges.nbytes, deadline_ns)
+            wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
+            reading = native.Reading(identity.pid, ranges.remote, ranges.local, ranges.nbytes, deadline_ns, *wanted)
             try:
                 await self._run(reading, ranges.total_bytes, deadline_ns)
                 outcome = reading.outcome()

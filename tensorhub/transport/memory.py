@@ -16,7 +16,8 @@ import msgpack
 
 from tensorhub import native
 from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, Where
-from tensorhub.ports import Ranges
+from tensorhub.ports import Chunks, Ranges
+from tensorhub.transport.landing import digest_landed
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges, slices
 
 #: Copied at once: about 2 ms, after which the loop, the deadline and a `deregister` get their turn.
@@ -71,7 +72,7 @@ class MemoryEngine:
         with self._copying:
             self._registered.remove(address, nbytes)
 
-    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         check_ranges(ranges)
         if (why := self.reaches(peer)) is not None:
             raise EngineUnavailable(why)
@@ -88,6 +89,8 @@ class MemoryEngine:
             _source(number).copy_out(piece, done)
             done += piece.total_bytes
             await asyncio.sleep(0)
+        if chunks is not None:
+            digest_landed(ranges, chunks)
 
     async def close(self) -> None:
         with self._copying:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorhub import native
-from tensorhub.ports import Engine, Ranges
+from tensorhub.ports import Chunks, Engine, Ranges
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
 from tests.conformance.peer import Memory
@@ -119,7 +119,7 @@ class Liar:
         self.locate, self.register, self.deregister = honest.locate, honest.register, honest.deregister
         self.close = honest.close
 
-    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         match self._lie:
             case "nothing":
                 return

@@ -7,9 +7,10 @@ import os
 
 import numpy as np
 import pytest
+import xxhash
 
 from tensorhub.errors import BadRequest, Closed, EngineUnavailable, NotRegistered, SourceFailed
-from tensorhub.ports import Engine, Ranges
+from tensorhub.ports import Chunks, Engine, Ranges
 from tests.conformance.peer import Memory, pattern
 from tests.conformance.sources import CASES, Case, Liar, Source
 
@@ -85,6 +86,34 @@ def test_exact_bytes_at_every_slice_boundary(engine, source, nbytes):
 def test_many_ranges_in_one_batch(engine, source):
     """100k_tiny_tensors: more ranges than one call of the kernel takes, by far."""
     check_exact(engine, source, 20_000 * 64, [64 * i for i in range(1, 20_000)])
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, MIB, 5 * MIB])
+@pytest.mark.parametrize("apart", [0, 3], ids=["contiguous", "scattered"])
+def test_chunks_are_digested_as_they_land(engine, source, chunk_bytes, apart):
+    """chunk_size_invariance: each chunk's digest is of its bytes as they landed; a range behind them is only read."""
+    count, tail = (300 if chunk_bytes == 1 else 3), 11
+    nbytes = chunk_bytes * count
+    address = served(source, nbytes + tail)
+    # Every chunk comes in two ranges, if it has two bytes, so that scattered ones must be gathered.
+    firsts, remote, sizes = [0], [], []
+    for _ in range(count):
+        cut = [chunk_bytes // 3, chunk_bytes - chunk_bytes // 3]
+        for size in [size for size in cut if size]:
+            remote.append(address + sum(sizes))
+            sizes.append(size)
+        firsts.append(len(sizes))
+    remote.append(address + nbytes)
+    sizes.append(tail)
+    target = np.zeros(nbytes + tail + apart * (len(sizes) - 1), dtype=np.uint8)
+    places = np.cumsum([0, *sizes[:-1]]) + apart * np.arange(len(sizes)) + target.ctypes.data
+    digests = np.zeros(count, dtype=np.uint64)
+    batch = Ranges(u64(*remote), u64(*places.tolist()), u64(*sizes))
+    asyncio.run(engine.read(source.locate(), batch, TIMEOUT_S, Chunks(u64(*firsts), digests)))
+    data = pattern(1, nbytes + tail)
+    wanted = [xxhash.xxh3_64_intdigest(data[c * chunk_bytes : (c + 1) * chunk_bytes].tobytes()) for c in range(count)]
+    assert digests.tolist() == wanted
+    assert target[-tail:].tobytes() == data[-tail:].tobytes()
 
 
 @pytest.mark.parametrize("lie", ["nothing", "truncates", "reorders", "spills"])

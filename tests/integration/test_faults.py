@@ -24,7 +24,7 @@ from tensorhub.errors import (
     UsageError,
     VersionUnavailable,
 )
-from tensorhub.ports import Ranges
+from tensorhub.ports import Chunks, Ranges
 from tests.integration.conftest import LEASE_S, Opener, blank, same, weights
 from tests.support.engines import Gate, Meddler, meddled
 from tests.support.process import child
@@ -274,13 +274,13 @@ def _read_until_killed(pipe: Connection, server: str, model: str) -> None:
     real = runtime.open_engines
 
     class Stuck(Meddler):
-        async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+        async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
             if ranges.total_bytes > 4096:
                 pipe.send("reading")
                 import asyncio
 
                 await asyncio.Event().wait()
-            await self.inner.read(peer, ranges, timeout_s)
+            await self.inner.read(peer, ranges, timeout_s, chunks)
 
     runtime.open_engines = lambda preference: [Stuck(engine) for engine in real(preference)]  # type: ignore[assignment]
     with tensorhub.open(model, replica="rollout", server=server) as hub:

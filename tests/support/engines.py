@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tensorhub.client import runtime
-from tensorhub.ports import Engine, Ranges
+from tensorhub.ports import Chunks, Engine, Ranges
+from tensorhub.transport.landing import digest_landed
 
 #: Reads up to this size are headers, maps and manifests; tests meddle with what is larger.
 SMALL_BYTES = 4096
@@ -41,17 +42,19 @@ class Meddler:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         if ranges.total_bytes <= SMALL_BYTES:
-            await self.inner.read(peer, ranges, timeout_s)
+            await self.inner.read(peer, ranges, timeout_s, chunks)
             return
         self.reads.append(ranges.total_bytes)
         if self.before is not None:
             await self.before(ranges)
         if self.instead is None or not await self.instead(ranges):
-            await self.inner.read(peer, ranges, timeout_s)
+            await self.inner.read(peer, ranges, timeout_s, chunks)
         if self.after is not None:
             self.after(ranges)
+            if chunks is not None:
+                digest_landed(ranges, chunks)  # the engine lies about the bytes, not about what it digested
 
     async def close(self) -> None:
         await self.inner.close()

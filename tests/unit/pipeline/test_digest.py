@@ -6,13 +6,13 @@ import hashlib
 import itertools
 
 import numpy as np
-import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub.errors import BadRequest
-from tensorhub.pipeline.digest import digest_chunks, root_digest
+from tensorhub import native
+from tensorhub.pipeline.digest import root_digest
+from tensorhub.pipeline.memory_map import MemoryMap
 from tensorhub.types import Digest
 
 
@@ -38,27 +38,15 @@ def test_digests_do_not_depend_on_the_layout(data):
     stream = data.draw(st.binary(min_size=2, max_size=600))
     inside = st.integers(1, len(stream) - 1)
     cuts = data.draw(st.lists(inside, max_size=8))
-    offsets, addresses, nbytes, _memory = lay_out(stream, cuts, data.draw(st.permutations(range(10))))
+    offsets, addresses, nbytes, _bytes = lay_out(stream, cuts, data.draw(st.permutations(range(10))))
     edges = [0, *sorted(set(data.draw(st.lists(inside, max_size=8)))), len(stream)]
     start = data.draw(st.integers(0, len(edges) - 1))
     stop = data.draw(st.integers(start, len(edges) - 1))
     out = np.zeros(stop - start, dtype=np.uint64)
-    digest_chunks(offsets, addresses, nbytes, np.array(edges, dtype=np.uint64), start=start, stop=stop, out=out)
+    memory = MemoryMap(offsets, addresses, nbytes)
+    native.digest_runs(*memory.chunk_runs(edges[start:stop], edges[start + 1 : stop + 1]), out)
     expected = [xxhash.xxh3_64_intdigest(stream[edges[c] : edges[c + 1]]) for c in range(start, stop)]
     assert out.tolist() == expected
-
-
-def test_chunks_beyond_the_manifest_or_the_runs_are_refused():
-    """A chunk that does not exist, or that memory does not hold, is an error, never a read past the end."""
-    offsets, addresses, nbytes, _memory = lay_out(b"0123456789", [4], [0, 1])
-    edges, out = np.array([0, 5, 10], dtype=np.uint64), np.zeros(4, dtype=np.uint64)
-    for start, stop in [(0, 3), (2, 1), (-1, 1)]:
-        with pytest.raises(BadRequest, match="not among"):
-            digest_chunks(offsets, addresses, nbytes, edges, start=start, stop=stop, out=out)
-    with pytest.raises(BadRequest, match="runs end before"):
-        digest_chunks(offsets[:1], addresses[:1], nbytes[:1], edges, start=0, stop=1, out=out)
-    with pytest.raises(BadRequest, match="runs end before"):
-        digest_chunks(offsets[:0], addresses[:0], nbytes[:0], edges, start=0, stop=1, out=out)
 
 
 def test_the_root_names_manifest_and_every_digest_in_order():
