@@ -77,6 +77,14 @@ def test_readme_names_what_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("document", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_documents_name_files_that_exist(document: str) -> None:
+    """Every file that a document names exists, from the root of the repository or of the package."""
+    named = re.findall(r"`([\w/.-]+\.(?:py|c|txt|proto|md))`", (ROOT / "docs" / document).read_text(encoding="utf-8"))
+    places = (ROOT, ROOT / "tensorhub", ROOT / "tensorhub/pipeline", ROOT / "docs")
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimise", [[], ["-O"]], ids=["", "-O"])
 @pytest.mark.parametrize("module", ["tensorhub", "tensorhub.server.__main__", "tensorhub.cli.__main__"])
