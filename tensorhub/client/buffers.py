@@ -41,7 +41,11 @@ class Buffers(Protocol):
         ...
 
     def counters(self) -> list[int | None]:
-        """One write counter per name of the manifest (torch's `_version`), None where there is none."""
+        """A write counter (torch's `_version`, or None) of each tensor whose contents `snapshot` does not keep."""
+        ...
+
+    def changed(self, before: list[int | None]) -> list[str]:
+        """Names of the tensors written to since `before = counters()`, or since the snapshot."""
         ...
 
     def check_in_place(self, where: Where) -> None:
@@ -52,8 +56,12 @@ class Buffers(Protocol):
         """Raise `UnsupportedTensor` naming each tensor that cannot be a destination."""
         ...
 
+    def snapshot(self) -> None:
+        """Gather tiny tensors into staging memory, within the publish call: milliseconds, whatever the model's size."""
+        ...
+
     def stage(self) -> None:
-        """Gather tiny and strided tensors into staging memory, before it is digested or served."""
+        """Copy strided tensors into staging memory, before they are digested or served; may take its time."""
         ...
 
     def install(self) -> None:

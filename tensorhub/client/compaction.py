@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tensorhub.client.aliases import I64, grid
 from tensorhub.client.tensors import Tensors
-from tensorhub.native import copy_ranges
+from tensorhub.native import copy_ranges, differing
 from tensorhub.pipeline.counter import Span
 from tensorhub.pipeline.manifest import TINY_BYTES, Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
@@ -52,6 +52,10 @@ class Moves:
         if len(self.nbytes):
             copy_ranges(self.sources, self.destinations, self.nbytes)
 
+    def differing(self) -> NDArray[np.int64]:
+        """Indices of the moves whose two places hold different bytes."""
+        return differing(self.sources, self.destinations, self.nbytes)
+
     def back(self) -> Moves:
         return Moves(self.destinations, self.sources, self.nbytes)
 
@@ -65,8 +69,9 @@ class Placement:
     wanted: list[Span]
     #: One allocation of bytes; empty when nothing is staged.
     staging: torch.Tensor
-    #: Tiny tensors to their places in the tiny segment; back at install.
+    #: Contiguous tiny tensors to their places in the tiny segment, back at install; and which entries they are.
     tiny: Moves
+    tiny_entries: I64
     #: Install only: tensors whose bytes the version holds once, but which have memory of their own here.
     fills: Moves
     #: Strided tensors and their staging areas; back at install.
@@ -109,6 +114,7 @@ def place(held: Tensors, mine: Manifest, theirs: Manifest, rows: I64) -> Placeme
         wanted,
         staging,
         Moves(held.addresses[rows[tiny_plain]], base + theirs.stream_offset[tiny_plain], theirs.nbytes[tiny_plain]),
+        tiny_plain,
         _fills(
             memory,
             theirs,

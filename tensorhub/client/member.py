@@ -161,6 +161,7 @@ class Member:
             slot.holding.close()
             slot.holding = Holding(slot.buffers, self.engines, self.session.id)
         publication = Publication(slot.holding, where, self.background, slot.buffers.counters())
+        slot.buffers.snapshot()
         verified = digest != "off"
         slot.holding.end()  # what a replicate with an unknown outcome left
         slot.holding.begin(Generation(self.fresh()), digests=verified)

@@ -62,11 +62,19 @@ class BufferSet:
         return [(int(starts[first]), int(ends[stop - 1])) for first, stop in self.wanted]
 
     def counters(self) -> list[int | None]:
-        """Torch's `_version` of each of `tensors`; None for those made in inference mode, which count nothing."""
+        """Torch's `_version` of each tensor that is not snapshotted; None for those made in inference mode."""
+        tensors = self.held.tensors
         try:
-            return [t._version for t in self.tensors]
+            return [tensors[i]._version for i in self._counted]
         except RuntimeError:
-            return [None if t.is_inference() else t._version for t in self.tensors]
+            return [None if tensors[i].is_inference() else tensors[i]._version for i in self._counted]
+
+    def changed(self, before: list[int | None]) -> list[str]:
+        """Names of tensors written to since `before = counters()`; tiny ones since `snapshot()`, by their bytes."""
+        now = self.counters()
+        rows = [row for row, was, is_ in zip(self._counted, before, now, strict=True) if was != is_]
+        tiny = self.placement.tiny_entries[self.placement.tiny.differing()]
+        return sorted([self.held.names[row] for row in rows] + [self.manifest.names[i] for i in tiny])
 
     def check_in_place(self, where: Where) -> None:
         """Every registered tensor still lies where it was registered, else `ContractBroken` names those that moved.
@@ -85,20 +93,22 @@ class BufferSet:
         if moved:
             raise ContractBroken(f"registered tensors are no longer what was registered: {'; '.join(moved)}", where)
 
-    def stage(self) -> None:
-        """Copy tiny and staged strided tensors into staging memory: before digesting and serving them."""
+    def snapshot(self) -> None:
+        """Copy tiny tensors into staging memory, at memory speed: what is written to them later changes no version."""
         self.placement.tiny.run()
+
+    def stage(self) -> None:
+        """Copy staged strided tensors into staging memory: before digesting and serving them. Takes its time."""
         for raw, area in self.placement.strided:
             area.copy_(raw)
 
     def install(self) -> None:
         """Copy staging memory to the tensors it stands for, and fill aliases that are separate here: after the last
-        verified byte. Then raise `_version` of everything that was written, since torch saw no write."""
+        verified byte. Like every byte that lands, this is no write that torch counts in `_version`."""
         self.placement.fills.run()
         self.placement.tiny.back().run()
         for raw, area in self.placement.strided + self.placement.strided_fills:
             raw.copy_(area)
-        _raise_versions(self.tensors)
 
     def check_writable(self, where: Where) -> None:
         """`UnsupportedTensor` when tensors overlap other than as aliases: such memory cannot take a version."""
@@ -168,6 +178,13 @@ class BufferSet:
         return [int(address) for address in self.held.addresses]
 
     @cached_property
+    def _counted(self) -> list[int]:
+        """Rows whose writes torch's counters must tell: all but those that are tiny, or parts of tiny ones."""
+        root = self.mine.root
+        is_tiny = (self.held.nbytes[root] <= TINY_BYTES) & self.held.is_contiguous[root] & self.held.is_contiguous
+        return [int(row) for row in np.flatnonzero(~is_tiny)]
+
+    @cached_property
     def _large(self) -> list[int]:
         return [int(i) for i in np.flatnonzero(self.held.nbytes > TINY_BYTES)]
 
@@ -187,11 +204,3 @@ def register(tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: 
     )
     rows = np.arange(len(held.names))
     return BufferSet(name, manifest, held.tensors, held.devices, held, manifest, place(held, manifest, manifest, rows))
-
-
-def _raise_versions(tensors: list[torch.Tensor]) -> None:
-    try:
-        torch.autograd.graph.increment_version(tensors)
-    except (TypeError, RuntimeError):  # torch before 2.6 takes one tensor at a time
-        for tensor in tensors:
-            torch.autograd.graph.increment_version(tensor)

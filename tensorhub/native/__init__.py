@@ -5,12 +5,13 @@ load the library at first use, so that importing TensorHub never fails for lack 
 """
 
 from tensorhub.native.beat import Beat
-from tensorhub.native.memory import copy, copy_ranges, digest, digest_runs, gather, scatter, store
+from tensorhub.native.memory import copy, copy_ranges, differing, digest, digest_runs, gather, scatter, store
 from tensorhub.native.process import Reading, ReadOutcome, allow_readers, lower_priority, probe_process, read_process
 
 __all__ = [
     "copy",
     "copy_ranges",
+    "differing",
     "gather",
     "scatter",
     "store",

@@ -66,6 +66,16 @@ def copy_ranges(sources: U64, destinations: U64, nbytes: U64) -> None:
     )
 
 
+def differing(left: U64, right: U64, nbytes: U64) -> NDArray[np.int64]:
+    """Indices of the ranges whose bytes differ: `nbytes[i]` bytes at `left[i]` and at `right[i]`."""
+    n = len(nbytes)
+    differs = np.zeros(n, dtype=np.uint8)
+    library().th_compare_ranges(
+        address_of("left", left, n), address_of("right", right, n), address_of("nbytes", nbytes), n, differs.ctypes.data
+    )
+    return np.flatnonzero(differs)
+
+
 def gather(addresses: U64, nbytes: U64, offsets: U64, destination: int) -> None:
     """Copy `nbytes[i]` bytes from `addresses[i]` to `destination + offsets[i]`."""
     address_of("offsets", offsets)

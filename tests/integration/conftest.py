@@ -59,6 +59,7 @@ def hub(server: str, model: str) -> Iterator[Opener]:
     yield opener
     for one in reversed(opened):
         one.close()
+    tensorhub.shutdown()  # also the hubs of one-call forms: the next test's engines are its own
 
 
 def weights(seed: int, *, rows: int = 64) -> dict[str, torch.Tensor]:

@@ -143,21 +143,20 @@ def test_digest_modes(hub: Opener, digest: str) -> None:
     assert same(ours, theirs)
 
 
-def test_modules_and_one_call_forms(server: str, model: str) -> None:
+def test_modules_and_one_call_forms(hub: Opener, server: str, model: str) -> None:
     """An nn.Module is its state dict; the one-call forms open, register and act, and reuse all of it."""
     ours, theirs = torch.nn.Linear(300, 40), torch.nn.Linear(300, 40)
-    hub = tensorhub.publish(ours, model=model, version=1, replica="trainer", server=server)
+    one = tensorhub.publish(ours, model=model, version=1, replica="trainer", server=server)
     got = tensorhub.replicate(theirs, model=model, replica="rollout", server=server, timeout=20)
     assert got.version == 1
     assert torch.equal(ours.weight, theirs.weight)
     assert torch.equal(ours.bias, theirs.bias)
-    hub.unpublish(timeout=20)
+    one.unpublish(timeout=20)
     with torch.no_grad():
         ours.weight.mul_(2)
-    assert tensorhub.publish(ours, model=model, version=2, replica="trainer", server=server) is hub
+    assert tensorhub.publish(ours, model=model, version=2, replica="trainer", server=server) is one
     assert tensorhub.replicate(theirs, model=model, replica="rollout", server=server, timeout=20).version == 2
     assert torch.equal(ours.weight, theirs.weight)
-    hub.close()
 
 
 def test_only_updates_exactly_a_subset(hub: Opener) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 from collections.abc import Callable
@@ -202,6 +203,7 @@ def test_overlaps_can_be_published_but_not_written(kind: str) -> None:
     it must be, and never a destination."""
     tensors = _overlapping(kind)
     held = reg(tensors)
+    held.snapshot()
     held.stage()
     copies = {name: torch.ones(tensor.shape) for name, tensor in tensors.items()}
     reg(copies).adopt(held.manifest, HERE)
@@ -226,20 +228,26 @@ def test_long_rows_are_read_in_place_and_short_ones_staged() -> None:
     assert len(staged.memory.nbytes) == 1
 
 
-def test_counters_tell_writes_and_installs() -> None:
-    """Torch's counters rise with a write and with an install; inference tensors have none."""
+def test_writes_are_told_by_counters_and_by_snapshots() -> None:
+    """mutate_during_read: large tensors by torch's counters, tiny ones by their bytes, also behind torch's back."""
     with torch.inference_mode():
-        silent = torch.zeros(4)
-    tensors = {"a": torch.zeros(4), "b": silent, "c": torch.zeros(3000)}
+        silent = torch.zeros(3000)
+    tensors = {"a": torch.zeros(4), "b": silent, "c": torch.zeros(3000), "d": torch.zeros(9)[::2]}
     held = reg(tensors)
     before = held.counters()
-    assert before[1] is None
-    tensors["c"].add_(1)
+    held.snapshot()
+    assert before == [None, 0, 0]
+    assert held.changed(before) == []
+    tensors["a"].add_(0)
+    assert held.changed(before) == [], "the same bytes are no change"
+    tensors["c"].add_(0)
+    tensors["d"].add_(0)
+    ctypes.memset(tensors["a"].data_ptr() + 15, 1, 1)
+    assert held.changed(before) == ["a", "c", "d"]
+    held.snapshot()
+    assert held.changed(held.counters()) == []
     held.install()
-    after = held.counters()
-    assert after[0] == before[0] + 1  # type: ignore[operator]
-    assert after[2] == before[2] + 2  # type: ignore[operator]
-    assert reg({"a": torch.zeros(4)}).counters() == [0]
+    assert held.changed(held.counters()) == []
 
 
 def test_source_untied_and_destination_tied_is_refused() -> None:
@@ -311,6 +319,7 @@ def test_surroundings_do_not_matter() -> None:
     target = torch.zeros(4, 3)
     with torch.inference_mode(), torch.device("meta"):
         source = reg({"w": weight})
+        source.snapshot()
         source.stage()
         reader = reg({"w": target}).adopt(source.manifest, HERE)
         reader.placement.staging.copy_(source.placement.staging)
@@ -339,5 +348,6 @@ def test_padding_is_zero_whatever_memory_held_before(monkeypatch: pytest.MonkeyP
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(77))
     held = reg({"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(17, dtype=torch.uint8)})
+    held.snapshot()
     held.stage()
     assert held.placement.staging.tolist() == [1] * 3 + [0] * 13 + [1] * 17 + [0] * 15
