@@ -145,7 +145,10 @@ class Filling:
         began = loop.time()
         starts, ends = self.manifest.chunk_starts[first:stop], self.manifest.chunk_ends[first:stop]
         plan, firsts = chunk_ranges(source_map, self.memory, starts, ends)
-        found = np.zeros(stop - first, dtype=np.uint64)
+        # An engine that does nothing and reports success must find no digests to match, neither those of an earlier
+        # version nor equal ones of nothing.
+        found = np.ones(stop - first, dtype=np.uint64)
+        self.digests[first:stop] = 0
         if self.verified:
             plan = _with_digests(plan, source, self.digests, first, stop)
             await source.engine.read(source.peer, plan, READ_S, Chunks(firsts, found))
@@ -191,10 +194,10 @@ class Filling:
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:
-    """A small one-sided read into memory of our own."""
+    """A small one-sided read into fresh memory: zeros, so that what did not land is not taken for an old answer."""
     if not 0 < nbytes <= METADATA_BYTES_MAX:
         raise SourceFailed(f"a source offers metadata of {nbytes} bytes; the limit is {METADATA_BYTES_MAX}")
-    target = np.empty(nbytes, dtype=np.uint8)
+    target = np.zeros(nbytes, dtype=np.uint8)
     await engine.read(peer, _one(address, target.ctypes.data, nbytes), READ_S)
     return target.tobytes()
 

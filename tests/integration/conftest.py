@@ -82,3 +82,11 @@ def blank(like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     """Bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def until_waiting(observer: Hub, requests: int = 1) -> None:
+    """Block until the server shows so many waiting requests of this model."""
+    for _ in range(5000):
+        if len(observer.status().waiting) >= requests:
+            return
+    raise AssertionError(f"no {requests} requests wait")

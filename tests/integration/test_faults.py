@@ -25,7 +25,7 @@ from tensorhub.errors import (
     VersionUnavailable,
 )
 from tensorhub.ports import Chunks, Ranges
-from tests.integration.conftest import LEASE_S, Opener, blank, same, weights
+from tests.integration.conftest import LEASE_S, Opener, blank, same, until_waiting, weights
 from tests.support.engines import Gate, Meddler, meddled
 from tests.support.process import child
 
@@ -228,11 +228,13 @@ def test_sibling_fails_and_all_errors_surface(hub: Opener) -> None:
     theirs = [blank(tensors) for tensors in ours]
     for i in (0, 2):
         theirs[i]["extra"] = torch.zeros(1)
-    for i in range(shards):
-        hub("trainer", ours[i], shard=i, shards=shards).publish(version=1)
+    trainers = [hub("trainer", ours[i], shard=i, shards=shards) for i in range(shards)]
     rollouts = [hub("rollout", theirs[i], shard=i, shards=shards) for i in range(shards)]
     with ThreadPoolExecutor(shards) as pool:
         futures = [pool.submit(rollout.replicate, timeout=20) for rollout in rollouts]
+        until_waiting(trainers[0], shards)
+        for trainer in trainers:
+            trainer.publish(version=1)
         errors = [future.exception(30) for future in futures]
     assert all(isinstance(error, TensorHubError) for error in errors)
     assert isinstance(errors[1], GroupAborted)

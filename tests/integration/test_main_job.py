@@ -11,8 +11,8 @@ import torch
 
 import tensorhub
 from tensorhub import AtLeast, Newest
-from tensorhub.errors import Unavailable, WaitTimeout
-from tests.integration.conftest import Opener, blank, same, weights
+from tensorhub.errors import WaitTimeout
+from tests.integration.conftest import Opener, blank, same, until_waiting, weights
 
 ENGINES = ["memory", "local"]
 
@@ -86,7 +86,7 @@ def test_one_version_per_replica(hub: Opener) -> None:
     trainers[0].publish(version=1)
     with ThreadPoolExecutor(shards) as pool:
         first = pool.submit(rollouts[0].replicate, "latest", timeout=20)
-        _until_waiting(trainers[0])
+        until_waiting(trainers[0])
         for trainer in trainers[1:]:
             trainer.publish(version=1)
         rest = [pool.submit(rollouts[i].replicate, "latest", timeout=20) for i in range(1, shards)]
@@ -126,7 +126,7 @@ def test_replicate_waits_for_a_publish(hub: Opener) -> None:
     trainer, rollout = hub("trainer", ours), hub("rollout", theirs)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rollout.replicate, AtLeast(4), timeout=20)
-        _until_waiting(trainer)
+        until_waiting(trainer)
         trainer.publish(version=4)
         assert waiting.result(30).version == 4
     assert same(ours, theirs)
@@ -212,11 +212,3 @@ def test_threads_and_hubs_end(hub: Opener) -> None:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("tensorhub")] == []
     with pytest.raises(tensorhub.errors.Closed):
         one.publish(version=2)
-
-
-def _until_waiting(observer: tensorhub.Hub) -> None:
-    """Block until the server shows a waiting request of this model."""
-    for _ in range(2000):
-        if observer.status().waiting:
-            return
-    raise Unavailable("nobody waits")
