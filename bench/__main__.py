@@ -20,6 +20,7 @@ class Question(StrEnum):
 
     PULL = "pull"
     PUBLISH = "publish"
+    DIGEST = "digest"
 
 
 def main(
