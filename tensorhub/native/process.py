@@ -129,7 +129,7 @@ def allow_readers() -> None:
     _check(library().th_allow_readers(), "prctl(PR_SET_PTRACER)")
 
 
-def lower_priority(nice: int = 10) -> None:
+def lower_priority(nice: int = 3) -> None:
     """Give the calling thread, and no other, a nice value; OSError if the system refuses.
 
     10 takes about a tenth of a core from a thread that wants all of it, and the whole core when nobody does.

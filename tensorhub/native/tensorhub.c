@@ -35,8 +35,8 @@
 #define ABI 3
 /* One call's bytes: deadlines and cancellation are seen between calls, and 8 MiB take about 2 ms. */
 #define CALL_BYTES_MAX (8u << 20)
-/* Chunks claimed at once: large enough for the kernel's full speed, small enough to be digested out of the cache. */
-#define CHUNKS_BYTES_MAX (4u << 20)
+/* Chunks claimed at once: about what a core's own cache holds, so that they are digested out of it. One at least. */
+#define CHUNKS_BYTES_MAX (1u << 20)
 /* The kernel takes no more vectors than this in one call. */
 #define CALL_RANGES_MAX 1024
 /* The largest chunk: nothing bigger is ever gathered to be digested. */

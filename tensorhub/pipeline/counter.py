@@ -48,6 +48,13 @@ class Counter:
         """Batches taken and not yet settled."""
         return len(self._in_flight)
 
+    def ready_bytes(self, source_watermark: int) -> int:
+        """Bytes of the lowest chunks to do, in a row, that the source has: the most that one `take` could get."""
+        if not self._todo or self._todo[0][0] >= source_watermark:
+            return 0
+        first, stop = self._todo[0]
+        return self.span_bytes((first, min(stop, source_watermark)))
+
     def take(self, source_watermark: int, batch_bytes: int) -> Span | None:
         """The lowest chunks to do that the source has: as many as fit `batch_bytes`, at least one; None for none."""
         if not self._todo or self._todo[0][0] >= source_watermark:

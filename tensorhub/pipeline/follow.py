@@ -38,6 +38,8 @@ WINDOW = 2
 #: Between two looks at a watermark that did not move.
 POLL_S_MIN = 0.0002
 POLL_S_MAX = 0.02
+#: The same while something is in flight: then a later look costs nothing yet.
+POLL_BUSY_S = 0.001
 #: A header is rewritten in well under a microsecond; this many torn looks in a row mean a broken or lying source.
 TORN_HEADERS_MAX = 100
 #: No rise of the source's watermark and no byte landed for this long: the source counts as stalled.
@@ -99,32 +101,42 @@ class Filling:
 
     async def _follow(self, source: Source, source_map: MemoryMap, tasks: list[asyncio.Task[None]]) -> None:
         loop = asyncio.get_running_loop()
-        limit = 0
-        poll = POLL_S_MIN
+        limit, whole = 0, self.manifest.chunks
         moved = loop.time()
         while not self.counter.is_complete:
             self.fence()
-            if limit < self.manifest.chunks:
+            if limit < whole and self.counter.ready_bytes(limit) < self._target():
                 header = await self._header(source)
                 if header.watermark > limit:
-                    limit, poll, moved = header.watermark, POLL_S_MIN, loop.time()
-            while len(tasks) < WINDOW and (batch := self.counter.take(limit, self._target())) is not None:
-                tasks.append(loop.create_task(self._batch(source, source_map, batch)))
+                    limit, moved = header.watermark, loop.time()
+            self._start(source, source_map, limit, tasks)
+            # The longer nothing moves, the longer until the next look: at most a quarter later than it could be.
+            poll = min(max((loop.time() - moved) / 4, POLL_S_MIN), POLL_S_MAX)
             if tasks:
-                # A partial source is looked at again while the batches land; a complete one needs no more looks.
-                timeout = None if limit == self.manifest.chunks else poll
-                finished, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                must_look = limit < whole and len(tasks) < WINDOW
+                finished, _ = await asyncio.wait(
+                    tasks, timeout=max(poll, POLL_BUSY_S) if must_look else None, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in [task for task in tasks if task in finished]:
                     tasks.remove(task)
                     task.result()
                     moved = loop.time()
             else:
                 await asyncio.sleep(poll)
-            # The longer nothing moves, the longer until the next look: at most a quarter later than it could be.
-            poll = min(max((loop.time() - moved) / 4, POLL_S_MIN), POLL_S_MAX)
             if loop.time() - moved > STALL_S:
                 self.stalled = True
                 raise SourceFailed(f"{source.name} made no progress for {STALL_S:g} s at chunk {limit}")
+
+    def _start(self, source: Source, source_map: MemoryMap, limit: int, tasks: list[asyncio.Task[None]]) -> None:
+        """Start batches below `limit`, up to the window. Small ones only when nothing else would be in flight."""
+        loop = asyncio.get_running_loop()
+        while len(tasks) < WINDOW:
+            if tasks and limit < self.manifest.chunks and self.counter.ready_bytes(limit) < self._target() // 2:
+                return
+            batch = self.counter.take(limit, self._target())
+            if batch is None:
+                return
+            tasks.append(loop.create_task(self._batch(source, source_map, batch)))
 
     async def _batch(self, source: Source, source_map: MemoryMap, batch: Span) -> None:
         """Read a batch of chunks and their digests, verify, count. The source's digests land in their final slots."""
