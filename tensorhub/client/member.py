@@ -193,8 +193,9 @@ class Member:
             await self._withdraw_quietly(slot)
         except VersionConflict as conflict:
             publication.broken = publication.broken or conflict
-        except Unavailable:
-            # The server is away: `rejoin` claims the root again once it is back.
+        except (Unavailable, NotPublished, Closed):
+            # The server is away, or has forgotten this: `rejoin` claims the root once it is back. If it has forgotten
+            # because of an unpublish meanwhile, the slot is about to be cleared anyway.
             slot.root = publication.root or UNVERIFIED
 
     async def _withdraw_quietly(self, slot: Slot) -> None:

@@ -32,22 +32,22 @@ Finding = tuple[str, bool]
 def check(state: State) -> None:
     """Raise `Broken` with the first promise that does not hold and the story of the replica concerned."""
     for promise, holds in _sessions(state):
-        _require(promise, holds, Where(), "")
+        _require(promise, holds, Where())
     for model in state.models.values():
         place = Where(model=str(model.key))
         for promise, holds in _model(state, model):
-            _require(promise, holds, place, "")
+            _require(promise, holds, place)
         for record in model.versions.values():
             for promise, holds in _record(state, record):
-                _require(promise, holds, Where(model=str(model.key), version=str(record.version)), "")
+                _require(promise, holds, Where(model=str(model.key), version=str(record.version)))
         for replica in model.replicas.values():
             for promise, holds in _replica(state, replica):
-                _require(promise, holds, Where(model=str(model.key), replica=replica.id), str(replica.story))
+                _require(promise, holds, Where(model=str(model.key), replica=replica.id), replica)
 
 
-def _require(promise: str, holds: bool, place: Where, story: str) -> None:
+def _require(promise: str, holds: bool, place: Where, replica: Replica | None = None) -> None:
     if not holds:
-        raise Broken(f"broken promise: {promise}" + (f"\n{story}\n" if story else ""), place)
+        raise Broken(f"broken promise: {promise}" + (f"\n{replica.story}\n" if replica is not None else ""), place)
 
 
 def _sessions(state: State) -> Iterator[Finding]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tensorhub import messages as m
 from tensorhub.client.results import Replication
 from tensorhub.client.slot import State
-from tensorhub.errors import ContractBroken, TensorHubError
+from tensorhub.errors import ContractBroken, GroupAborted, LeaseLost, TensorHubError
 from tests.sim.marks import Mark
 from tests.sim.trace import told
 
@@ -37,6 +37,8 @@ class Watch:
     began_s: float
     frozen_s: float
     timeout_s: float
+    #: Publishers whose unpublish returned while this call was reading from them.
+    suspects: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -73,11 +75,18 @@ class Checkers:
         self._running[watch] = None
         return watch
 
-    def ended(self, watch: Watch) -> None:
-        """Every call ends by its deadline, or a little later."""
+    def ended(self, watch: Watch, error: TensorHubError | None) -> None:
+        """Every call ends by its deadline, or a little later.
+
+        Drained: no reader with a live lease was overtaken by an unpublish, unless its group's transaction was aborted
+        meanwhile: then it has nothing to lose, and its word that it has stopped is not waited for.
+        """
         del self._running[watch]
         if watch.process.dead:
             return
+        if watch.suspects and not isinstance(error, GroupAborted | LeaseLost):
+            how = "succeeded" if error is None else told(error)
+            self.violated("Drained", watch.process, f"{watch.suspects} unpublished while it was reading; {how}")
         frozen_s = watch.process.strand.frozen_s(asyncio.get_running_loop().time()) - watch.frozen_s
         took_s = self._world.now_s() - watch.began_s - frozen_s
         if took_s > watch.timeout_s + MARGIN_S:
@@ -87,6 +96,12 @@ class Checkers:
         """An error that is no `TensorHubError` is a mistake of ours."""
         if error is not None and not process.dead:
             self.violated("Bounded", process, f"{what} raised {error!r}")
+
+    def unheard(self, context: dict[str, object]) -> None:
+        """An error that nobody looks at: a task that died alone, a callback that raised."""
+        line = f"unheard: {context.get('message')}: {context.get('exception')!r}"
+        self._world.trace.add("VIOLATION", line)
+        self.violations.append(line)
 
     def unfinished(self) -> list[str]:
         """Calls that have not ended."""
@@ -120,8 +135,9 @@ class Checkers:
         for reading in self._world.plane.reading.values():
             reader = reading.reader
             live = reader.lease_is_live and reader.session.lapses == reading.lapses
-            if reading.source is process and live:
-                self.violated("Drained", process, f"unpublish returned while {reader.name} was reading")
+            call = next((watch for watch in self._running if watch.process is reader), None)
+            if reading.source is process and live and call is not None:
+                call.suspects.append(process.name)
         if waited_s > 0.005:
             self._world.marks.hit(Mark.DRAIN_WAITED)
 

@@ -46,6 +46,8 @@ _WEIGHTS = {
     Kind.MEDDLE: 6,
 }
 FAULTS_MAX = 14
+#: How long one that was replaced, and is back, may go on beside its successor before its host kills it.
+ZOMBIE_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,9 @@ async def _stop_for_a_while(world: World, process: Process, fault: Fault) -> Non
     world.trace.add("FAULT", f"{process.name} goes on")
     world.checkers.woke(process, fault.kind is Kind.HOLD_INTERPRETER, fault.seconds)
     process.thaw()
+    if process.replaced:
+        await asyncio.sleep(ZOMBIE_S)
+        await process.kill()
 
 
 async def _meddle(world: World, fault: Fault, meddling: Meddling) -> None:

@@ -19,6 +19,7 @@ from tensorhub.errors import Closed, EngineUnavailable, SourceFailed
 from tensorhub.ports import Ranges
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.transport.ranges import slices
+from tests.sim.marks import Mark, Marks
 
 if TYPE_CHECKING:
     from tests.sim.process import Process
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 #: Reads up to this size are progress blocks, maps and manifests.
 SMALL_BYTES = 2048
 LATENCY_S = 0.0002
-BYTES_PER_S = 4e6
+#: How fast a world's links are: a shard takes a tenth of a second, or some seconds.
+BYTES_PER_S = (4e6, 1e6, 0.25e6)
 
 
 class Meddling(enum.Enum):
@@ -70,14 +72,14 @@ class Reading:
 class DataPlane:
     """All engines of a world, and the reads between them."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, marks: Marks) -> None:
+        self.marks = marks
         self.rules: list[Rule] = []
         self.reading: dict[int, Reading] = {}
         self.rng = rng
+        self.bytes_per_s = rng.choice(BYTES_PER_S)
         #: Processes that were told of a success that was none.
         self.lied_to: dict[Process, int] = {}
-        #: Processes from which bytes were read while they were filling.
-        self.partial_reads = 0
         self._engines: dict[bytes, SimEngine] = {}
         self._last = 0
 
@@ -142,13 +144,13 @@ class SimEngine:
         finally:
             del self._plane.reading[number]
         if ranges.total_bytes > SMALL_BYTES and source.is_filling:
-            self._plane.partial_reads += 1
+            self._plane.marks.hit(Mark.PARTIAL_SERVED)
 
     async def _read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
         plane = self._plane
         rule = plane.draw(self.process)
         meddling = None if rule is None else rule.meddling
-        spent_s = LATENCY_S + ranges.total_bytes / BYTES_PER_S
+        spent_s = LATENCY_S + ranges.total_bytes / plane.bytes_per_s
         match meddling:
             case Meddling.FAIL:
                 await asyncio.sleep(LATENCY_S)

@@ -77,7 +77,7 @@ class Trainer(Replica):
         while self.world.chaos:
             processes = await self.world.living(self.places)
             await self.step(processes, self.rng.choice(["background"] * 4 + ["now"]))
-            await asyncio.sleep(self.rng.choice([0.0, self.rng.uniform(0, 1), self.rng.uniform(0, 4)]))
+            await asyncio.sleep(self.rng.choice([self.rng.uniform(0, 0.2), self.rng.uniform(0, 2), self.rng.uniform(0, 5)]))
             await self.take_back(processes)
 
     async def step(self, processes: Sequence[Process], digest: str) -> bool:
@@ -117,7 +117,7 @@ class Rollout(Replica):
             processes = await self.world.living(self.places)
             selector, only = self._wish(processes)
             await self.replicate(processes, selector, self.rng.choice([1.0, 10.0, 30.0]), only)
-            await asyncio.sleep(self.rng.choice([0.0, self.rng.uniform(0, 0.5), self.rng.uniform(0, 3)]))
+            await asyncio.sleep(self.rng.choice([0.0, self.rng.uniform(0, 1), self.rng.uniform(0, 4)]))
             await self._stir(processes)
 
     def _wish(self, processes: Sequence[Process]) -> tuple[Selector, Sequence[str] | None]:

@@ -94,7 +94,7 @@ class World:
         self.marks = Marks()
         self.places = draw_places(random.Random(f"{seed} places"))
         self.digest_lateness_s = self.rng.choice([0.001, 0.05, 0.5])
-        self.plane = DataPlane(random.Random(f"{seed} reads"))
+        self.plane = DataPlane(random.Random(f"{seed} reads"), self.marks)
         self.machine = Machine(Epoch(self.rng.randbytes(16)), SETTINGS)
         loop = asyncio.get_running_loop()
         self._began_s = loop.time()
@@ -102,6 +102,7 @@ class World:
         self.server_task = asyncio.create_task(self.host.run())
         self.network = Network(lambda: self.host, random.Random(f"{seed} network"), self._tap)
         self.checkers = Checkers(self)
+        loop.set_exception_handler(lambda _, context: self.checkers.unheard(context))
         #: {name of a place: who sits there now, dead or alive}.
         self.processes: dict[str, Process] = {}
         #: Frozen ones whose successors have their places.
@@ -157,7 +158,7 @@ class World:
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
             self.checkers.broke(process, what, task.exception())
-        self.checkers.ended(watch)
+        self.checkers.ended(watch, outcome.error)
         how = told(outcome.error) if outcome.error is not None else "killed" if process.dead else "ok"
         self.trace.add(process.name, f"{what} -> {how}")
         return outcome
