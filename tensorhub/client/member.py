@@ -321,6 +321,10 @@ class Member:
                 self.lost = notice
             case Moved(group=group):
                 self.group, self.sequence = group, 0
+            case TransactionAborted(group=group, sequence=sequence) if not self._is_replicating():
+                # Siblings have used this number up without us; ours is the next, or we would never meet again.
+                if group == self.group:
+                    self.sequence = max(self.sequence, sequence + 1)
             case SourceLost() | TransactionAborted():
                 for slot in self.slots.values():
                     if slot.notices is not None:
@@ -329,6 +333,9 @@ class Member:
                 for slot in self.slots.values():
                     if slot.publication is not None and slot.holding.generation == generation:
                         slot.publication.broken = VersionConflict(reason, self.where)
+
+    def _is_replicating(self) -> bool:
+        return any(slot.notices is not None for slot in self.slots.values())
 
     def _join_request(self) -> Join:
         claims = tuple(
