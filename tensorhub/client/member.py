@@ -185,7 +185,7 @@ class Member:
         """Digest, then seal. A broken contract or a conflict is kept for the publisher's next call."""
         try:
             root = publication.root if publication.root is not None else await publication.run(digests=verified)
-            if root is None or not verified:
+            if root is None or not verified or publication.stopped:
                 return
             await self.session.call(Seal(self.seat, publication.holding.generation, root), timeout_s)
             slot.root = root
@@ -240,6 +240,8 @@ class Member:
         if slot.publication is not None:
             slot.publication.stopped = True
         if slot.task is not None:
+            if slot.publication is not None and slot.publication.root is not None:
+                slot.task.cancel()  # only its word to the server is outstanding, perhaps for long
             await asyncio.wait([slot.task])
             slot.task = None
         slot.clear()
