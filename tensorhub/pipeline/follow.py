@@ -164,6 +164,9 @@ class Filling:
                 source_map, self.memory, int(self.manifest.chunk_starts[first]), int(self.manifest.chunk_ends[stop - 1])
             )
             if self.verified:
+                # The bytes of an earlier version and its digests beside them would match: an engine that does nothing
+                # and reports success must find neither.
+                self.digests[first:stop] = 0
                 plan = _with_digests(plan, source, self.digests, first, stop)
             await source.engine.read(source.peer, plan, READ_S)
         finally:
@@ -228,10 +231,10 @@ class Filling:
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:
-    """A small one-sided read into memory of our own."""
+    """A small one-sided read into fresh memory: zeros, so that what did not land is not taken for an old answer."""
     if not 0 < nbytes <= METADATA_BYTES_MAX:
         raise SourceFailed(f"a source offers metadata of {nbytes} bytes; the limit is {METADATA_BYTES_MAX}")
-    target = np.empty(nbytes, dtype=np.uint8)
+    target = np.zeros(nbytes, dtype=np.uint8)
     await engine.read(peer, _one(address, target.ctypes.data, nbytes), READ_S)
     return target.tobytes()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tensorhub import messages as m
 from tensorhub.client.results import Replication
 from tensorhub.client.slot import State
-from tensorhub.errors import ContractBroken, GroupAborted, LeaseLost, TensorHubError
+from tensorhub.errors import Broken, ContractBroken, GroupAborted, LeaseLost, TensorHubError
 from tests.sim.marks import Mark
 from tests.sim.trace import told
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 #: Beyond a call's own deadline: the reply's margin, and telling the server of a failure.
-MARGIN_S = 4.0
+MARGIN_S = 5.0
 #: An unpublish that waits for nobody still asks the server.
 LEASE_MARGIN_S = 2.0
 
@@ -47,6 +47,8 @@ class Before:
 
     version: int | None
     state: State
+    #: How its last replicate ended is not known: the next call asks again, and may find that it was a success.
+    is_unknown: bool
 
 
 class Checkers:
@@ -84,6 +86,8 @@ class Checkers:
         del self._running[watch]
         if watch.process.dead:
             return
+        if isinstance(error, Broken):
+            self.violated("Broken", watch.process, f"{watch.what}: {told(error)}")
         if watch.suspects and not isinstance(error, GroupAborted | LeaseLost):
             how = "succeeded" if error is None else told(error)
             self.violated("Drained", watch.process, f"{watch.suspects} unpublished while it was reading; {how}")
@@ -141,10 +145,21 @@ class Checkers:
         if waited_s > 0.005:
             self._world.marks.hit(Mark.DRAIN_WAITED)
 
+    # ------------------------------------------------------------ serving
+
+    def served(self, source: Process) -> None:
+        """Watermarks rise only over verified bytes: what a filling shows is the version's, before it is all there."""
+        slot = source.member.slots["a"]
+        if slot.target is not None and slot.verified and slot.holding.watermark:
+            end = int(slot.holding.manifest.chunk_ends[slot.holding.watermark - 1])
+            wrong = source.buffers.wrong_prefix(slot.target.number, end)
+            if wrong is not None:
+                self.violated("No false progress", source, f"serves a prefix of {end} bytes, in which {wrong}")
+
     # ------------------------------------------------------------ replicating
 
     def before(self, process: Process) -> Before:
-        return Before(process.version, process.state)
+        return Before(process.version, process.state, process.member.slots["a"].pending is not None)
 
     def replicated(self, process: Process, before: Before, got: Replication, only: Sequence[str] | None) -> None:
         """Exact, Untorn: judged the instant the call returns."""
@@ -189,7 +204,7 @@ class Checkers:
             return
         if shown is not None:
             wrong = process.buffers.wrong(shown)
-            if shown != before.version or wrong is not None:
+            if wrong is not None or (shown != before.version and not before.is_unknown):
                 self.violated(
                     "No false progress", process, f"shows {shown} after {told(error)}; before {before.version}: {wrong}"
                 )

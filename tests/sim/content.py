@@ -204,6 +204,15 @@ class SimBuffers:
                 return f"tensor {name!r} of version {version}, from byte {at} of {tensor.nbytes}: {named(tensor)}"
         return self.spilled()
 
+    def wrong_prefix(self, version: int, end: int) -> str | None:
+        """How the first `end` bytes of the stream, as readers of this process see them, differ from a version's."""
+        staged = {id(tensor): area for tensor, area in self._tiny()}
+        for row, tensor in self._tensors.items():
+            shown = staged.get(id(tensor), tensor)[: max(0, end - int(self.manifest.stream_offset[row]))]
+            if not np.array_equal(shown, self._expected(row, version)[: len(shown)]):
+                return f"tensor {self.manifest.names[row]!r}: {named(shown)}"
+        return None
+
     def spilled(self) -> str | None:
         """Whether a byte between the tensors was written."""
         inside = sum(int(tensor.nbytes) for tensor in self._tensors.values())

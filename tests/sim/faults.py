@@ -45,7 +45,7 @@ _WEIGHTS = {
     Kind.SCRIBBLE: 2,
     Kind.MEDDLE: 6,
 }
-FAULTS_MAX = 14
+FAULTS_MAX = 10
 #: How long one that was replaced, and is back, may go on beside its successor before its host kills it.
 ZOMBIE_S = 8.0
 

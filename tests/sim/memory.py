@@ -143,8 +143,12 @@ class SimEngine:
             await self._read(peer, ranges, timeout_s)
         finally:
             del self._plane.reading[number]
-        if ranges.total_bytes > SMALL_BYTES and source.is_filling:
-            self._plane.marks.hit(Mark.PARTIAL_SERVED)
+        if ranges.total_bytes > SMALL_BYTES:
+            for shown in (self.process, source):
+                if shown.is_filling:
+                    shown.world.checkers.served(shown)
+            if source.is_filling:
+                self._plane.marks.hit(Mark.PARTIAL_SERVED)
 
     async def _read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> None:
         plane = self._plane

@@ -20,7 +20,7 @@ from tests.sim.strands import run_stranded
 from tests.sim.workload import Rollout, Trainer, controllers
 from tests.sim.world import LEASE_S, World
 
-CHAOS_S = 25.0
+CHAOS_S = 14.0
 #: Longest a round of any driver may outlast the chaos: a long replicate, its group's margin, a stop in the midst.
 CALM_S = 90.0
 #: After the last fault, until the server must have forgotten the dead and let the quarantined back.
