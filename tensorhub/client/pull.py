@@ -21,7 +21,7 @@ import numpy as np
 from tensorhub.client.holding import Holding
 from tensorhub.client.results import PHASES, Replication, Transfer
 from tensorhub.client.sources import Sources
-from tensorhub.client.transaction import REPLY_MARGIN_S, Transaction
+from tensorhub.client.transaction import ABORT_S, REPLY_MARGIN_S, Transaction
 from tensorhub.errors import (
     Broken,
     Closed,
@@ -51,7 +51,7 @@ NS = 1_000_000_000
 PROGRESS_S = 0.25
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
 #: timeout. Two timeouts at one instant would end as the outer one.
-OUTER_MARGIN_S = REPLY_MARGIN_S + 0.5
+OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
 
 
 class Pull:

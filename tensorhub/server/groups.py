@@ -315,7 +315,8 @@ def abort(
     """End a transaction for all its shards: nothing of it is served, nothing hidden that was not written to.
 
     Shards that have not asked yet hear of it, too: the number is used up, and one that went on with it would miss
-    every transaction of its siblings from then on, by one. `quiet` are the shards that end it by a request of their own: they learn of it by its answer, not by a notice.
+    every transaction of its siblings from then on, by one. `quiet` are the shards that end it by a request of their
+    own: they learn of it by its answer, not by a notice.
     """
     replica, record = transaction.replica, transaction.record
     outcome = Outcome(None, {shard: error.message for shard, error in failures.items()})

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from tests.sim.process import Process
     from tests.sim.world import World
 
-#: Beyond a call's own deadline: the reply's margin, and telling the server of a failure.
-MARGIN_S = 5.0
-#: An unpublish that waits for nobody still asks the server.
-LEASE_MARGIN_S = 2.0
+#: Beyond a call's own deadline: the reply's margin, ending a commit that did not come, and telling of a failure.
+MARGIN_S = 6.0
 
 
 @dataclass(eq=False)
@@ -131,7 +129,9 @@ class Checkers:
             if isinstance(error, ContractBroken):
                 self._world.marks.hit(Mark.CONTRACT_BROKEN)
             else:
-                self.violated("Exact", process, f"version {version} was written to while published, and nobody was told")
+                self.violated(
+                    "Exact", process, f"version {version} was written to while published, and nobody was told"
+                )
         if abandon:
             if any(reading.source is process for reading in self._world.plane.reading.values()):
                 self._world.marks.hit(Mark.ABANDONED)
@@ -288,7 +288,7 @@ class Checkers:
 
     def nothing_left(self, tasks: set[asyncio.Task[object]]) -> None:
         """Bounded: no task outlives its process."""
-        names = sorted(repr(task.get_coro().__qualname__) for task in tasks)
+        names = sorted(getattr(task.get_coro(), "__qualname__", "?") for task in tasks)
         if names:
             self.violations.append(f"Bounded violated: tasks are left at the end: {', '.join(names)}")
 

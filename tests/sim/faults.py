@@ -28,6 +28,7 @@ class Kind(enum.Enum):
     HOLD_INTERPRETER = "hold interpreter"
     CUT = "cut"
     PART = "part"
+    LOSE_COMMIT = "lose commit"
     LATE = "late"
     SCRIBBLE = "scribble"
     MEDDLE = "meddle"
@@ -41,6 +42,7 @@ _WEIGHTS = {
     Kind.HOLD_INTERPRETER: 1,
     Kind.CUT: 5,
     Kind.PART: 2,
+    Kind.LOSE_COMMIT: 1,
     Kind.LATE: 1,
     Kind.SCRIBBLE: 2,
     Kind.MEDDLE: 6,
@@ -85,6 +87,8 @@ def draw_plan(rng: random.Random, places: list[Place], until_s: float) -> list[F
                 fault = Fault(at_s, kind, rng.choice(trainers).name, 0.0)
             case Kind.PAUSE | Kind.PAUSE_AND_REPLACE | Kind.HOLD_INTERPRETER | Kind.PART:
                 fault = Fault(at_s, kind, place.name, rng.choice([rng.uniform(0.1, 4), rng.uniform(7, 16)]))
+            case Kind.LOSE_COMMIT:
+                fault = Fault(at_s, kind, place.name, rng.uniform(5, 12))
             case Kind.KILL | Kind.CUT:
                 fault = Fault(at_s, kind, place.name, rng.uniform(0.0, 5.0))
         faults.append(fault)
@@ -112,6 +116,11 @@ async def inject(world: World, fault: Fault) -> None:
             world.network.cut(process, "cut")
         case Kind.SCRIBBLE:
             world.checkers.scribbled(process)
+        case Kind.LOSE_COMMIT:
+            world.network.fragile.add(process)
+            await asyncio.sleep(fault.seconds)
+            world.network.fragile.discard(process)
+            world.network.join(process)
         case Kind.PART:
             world.network.part(process)
             await asyncio.sleep(fault.seconds)

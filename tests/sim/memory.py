@@ -197,7 +197,7 @@ class SimEngine:
 def _local(ranges: Ranges, i: int) -> np.ndarray:
     """The memory in which range i landed."""
     nbytes = int(ranges.nbytes[i])
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(int(ranges.local[i])), dtype=np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(ranges.local[i])))
 
 
 def _flip(ranges: Ranges, rng: random.Random) -> None:

@@ -14,7 +14,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
 from tensorhub.errors import Closed, ServerUnavailable
-from tensorhub.messages import Answer, Call, Notice, Reply, Request
+from tensorhub.messages import Answer, Call, Done, Notice, Reply, Request
 from tensorhub.ports import Connection, Heart
 from tensorhub.server.host import Door, Host
 from tensorhub.types import SessionId
@@ -40,6 +40,8 @@ class Network:
         self.context: Context = copy_context()
         self._rng = rng
         self._open: dict[Process, list[SimConnection]] = {}
+        #: Processes whose next commit is the last that is heard of them for a while.
+        self.fragile: set[Process] = set()
         #: {process: set when its partition ends}.
         self._parted: dict[Process, asyncio.Event] = {}
 
@@ -135,6 +137,9 @@ class SimConnection:
                 self.break_off(error.message)
                 return
             self._network.tap(self.process, call.request)
+            if isinstance(call.request, Done) and self.process in self._network.fragile:
+                self._network.fragile.discard(self.process)
+                self._network.part(self.process)
 
     async def _pump_down(self) -> None:
         while answers := await self._door.take():

@@ -78,7 +78,8 @@ async def _simulate(seed: int, echo: bool) -> Result:
 
 async def _run(world: World, plan: list[Fault]) -> None:
     trainers, rollouts = controllers(world)
-    drivers = [asyncio.create_task(each.run()) for each in [*trainers, *rollouts]]
+    drivers = [asyncio.create_task(each.run()) for each in trainers]
+    drivers += [asyncio.create_task(each.run()) for each in rollouts]
     faults = [asyncio.create_task(inject(world, fault)) for fault in plan]
     try:
         await asyncio.sleep(CHAOS_S)
@@ -123,7 +124,7 @@ async def _drain(world: World, trainers: list[Trainer], rollouts: list[Rollout])
     await asyncio.gather(*(_follow(world, rollout, trainers) for rollout in rollouts))
     for trainer in trainers:
         for process in await world.living(trainer.places):
-            outcome = await trainer.unpublish(process, -1, 30.0)
+            outcome = await trainer.unpublish(process, 1, 30.0)
             if not outcome.ok:
                 world.checkers.not_live(trainer.name, f"cannot unpublish: {outcome.error}")
 

@@ -74,13 +74,15 @@ class Strand:
 
 
 class StrandLoop(VirtualLoop):
-    """Virtual time on which strands can be frozen. Counts its steps, so that an endless one is noticed."""
+    """Virtual time on which strands can be frozen."""
 
     def __init__(self) -> None:
         super().__init__()
         self.set_task_factory(_make_task)
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         strand = _CURRENT.get() if context is None else context.get(_CURRENT, None)
         if strand is None or not strand.frozen:
             return super().call_soon(callback, *args, context=context)
@@ -89,7 +91,7 @@ class StrandLoop(VirtualLoop):
         strand.hold(handle, lambda: context.run(callback, *args))
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         strand = _CURRENT.get() if context is None else context.get(_CURRENT, None)

@@ -1,4 +1,4 @@
-"""Mistakes planted in the real code, each of which the sweep must find: a simulation that cannot fail proves nothing."""
+"""Mistakes planted in the real code; the sweep must find each: a simulation that cannot fail proves nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def unpublish_does_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def shown_before_verified(patch: pytest.MonkeyPatch) -> None:
-    """A filling shows chunks as soon as they have landed."""
+    """A filling shows chunks as soon as they have landed; the holding's own watch over its watermark says so first."""
     real = Filling._verify
 
     async def verify(filling: Filling, batch: tuple[int, int]) -> int | None:
@@ -98,11 +98,11 @@ def idle_shards_untold(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
-    (no_digests_no_final_look, "Exact"),
-    (no_digests, "Exact"),
+    (no_digests_no_final_look, "No false progress"),
+    (no_digests, "No false progress"),
     (shards_commit_alone, "One version per replica"),
     (unpublish_does_not_wait, "Drained"),
-    (shown_before_verified, "No false progress"),
+    (shown_before_verified, "Broken"),
     (version_kept_after_failure, "No false progress"),
     (write_goes_unnoticed, "Exact"),
     (idle_shards_untold, "Survives"),

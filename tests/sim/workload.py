@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from tensorhub.client.slot import State
 from tensorhub.errors import ContractBroken, NotPublished, OutcomeUnknown, TensorHubError, VersionConflict
 from tensorhub.types import AtLeast, Exactly, Latest, Newest, Selector
-from tests.sim.checkers import LEASE_MARGIN_S
 from tests.sim.content import SPOILED
 from tests.sim.marks import Mark
 
@@ -22,8 +21,12 @@ if TYPE_CHECKING:
     from tests.sim.process import Place, Process
     from tests.sim.world import Outcome, World
 
+T = TypeVar("T")
+
 #: Attempts of one shard to take its buffers back before it abandons its readers.
 PATIENT_UNPUBLISHES = 2
+#: An unpublish that waits for nobody still asks the server.
+ABANDON_S = 1.0
 #: What an owner leaves in memory that is nobody's version.
 GARBAGE = SPOILED
 
@@ -37,35 +40,32 @@ class Replica:
         self.name = f"{places[0].seat.model.name}/{places[0].seat.replica}"
         self.rng = random.Random(f"{world.seed} {self.name}")
 
-    async def all(self, work: Callable[[Process], object], processes: Sequence[Process]) -> list[Outcome]:
-        """Have every shard do it, each a little later than the last."""
-        return list(await asyncio.gather(*(work(process) for process in processes)))  # type: ignore[call-overload,no-any-return]
+    async def all(self, work: Callable[[Process], Awaitable[T]], processes: Sequence[Process]) -> list[T]:
+        """Have every shard do it; returns when each has ended in some way."""
+        return list(await asyncio.gather(*(work(process) for process in processes)))
 
     async def unpublish(self, process: Process, patience: int, timeout_s: float) -> Outcome:
         """Take the buffers back: patiently at first, then without regard for readers."""
         while True:
-            abandon = patience == 0
-            began_s = self.world.now_s()
-            spoken: dict[str, TensorHubError | None] = {}
-
-            async def work(abandon: bool = abandon, spoken: dict[str, TensorHubError | None] = spoken) -> None:
-                error: TensorHubError | None = None
-                try:
-                    await process.unpublish(timeout_s, abandon=abandon)
-                except (ContractBroken, VersionConflict, NotPublished) as told:
-                    error = told
-                waited_s = self.world.now_s() - began_s
-                self.world.checkers.unpublished(process, abandon=abandon, waited_s=waited_s, error=error)
-                spoken["error"] = error
-                if abandon or error is not None:
-                    # Whoever reads on must notice, from the very next instant on.
-                    process.buffers.write(self.rng.choice(process.buffers.rows()), GARBAGE)
-
-            what = "unpublish(abandon)" if abandon else f"unpublish({timeout_s:g}s)"
-            outcome = await self.world.perform(process, what, work, LEASE_MARGIN_S if abandon else timeout_s)
-            if spoken or process.dead or patience < 0:
+            outcome = await self._unpublish(process, timeout_s, abandon=patience == 0)
+            if outcome.ok or process.dead or patience <= 0:
                 return outcome
             patience -= 1
+
+    async def _unpublish(self, process: Process, timeout_s: float, *, abandon: bool) -> Outcome:
+        async def work() -> None:
+            began_s, error = self.world.now_s(), None
+            try:
+                await process.unpublish(timeout_s, abandon=abandon)
+            except (ContractBroken, VersionConflict, NotPublished) as told:
+                error = told  # the buffers are the user's all the same
+            waited_s = self.world.now_s() - began_s
+            self.world.checkers.unpublished(process, abandon=abandon, waited_s=waited_s, error=error)
+            # Whoever reads on must notice, from the very next instant on.
+            process.buffers.write(self.rng.choice(process.buffers.rows()), GARBAGE)
+
+        what = "unpublish(abandon)" if abandon else f"unpublish({timeout_s:g}s)"
+        return await self.world.perform(process, what, work, ABANDON_S if abandon else timeout_s)
 
 
 class Trainer(Replica):
@@ -77,7 +77,9 @@ class Trainer(Replica):
         while self.world.chaos:
             processes = await self.world.living(self.places)
             await self.step(processes, self.rng.choice(["background"] * 4 + ["now"]))
-            await asyncio.sleep(self.rng.choice([self.rng.uniform(0, 0.2), self.rng.uniform(0, 2), self.rng.uniform(0, 5)]))
+            await asyncio.sleep(
+                self.rng.choice([self.rng.uniform(0, 0.2), self.rng.uniform(0, 2), self.rng.uniform(0, 5)])
+            )
             await self.take_back(processes)
 
     async def step(self, processes: Sequence[Process], digest: str) -> bool:
@@ -126,9 +128,8 @@ class Rollout(Replica):
 
     def _wish(self, processes: Sequence[Process]) -> tuple[Selector, Sequence[str] | None]:
         newest = max(process.version or 0 for process in processes)
-        selector = self.rng.choice(
-            [Latest(), Latest(), AtLeast(newest + 1), Exactly(max(1, newest)), Latest(1), Newest(2)]
-        )
+        selectors: list[Selector] = [Latest(), Latest(), AtLeast(newest + 1), Exactly(max(1, newest))]
+        selector = self.rng.choice([*selectors, Latest(1), Newest(2)])
         only = None
         if self.rng.random() < 0.1:
             names = set(processes[0].buffers.large).intersection(*(p.buffers.large for p in processes[1:]))
@@ -166,7 +167,9 @@ class Rollout(Replica):
 
         outcomes = await self.all(one, processes)
         versions = {
-            outcome.process.place.name: outcome.value for outcome in outcomes if outcome.ok and outcome.value is not None
+            outcome.process.place.name: outcome.value
+            for outcome in outcomes
+            if outcome.ok and outcome.value is not None
         }
         self.world.checkers.group(versions)
         whole = len(versions) == len(self.places)

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tensorhub.errors import TensorHubError
@@ -72,16 +72,6 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.error is None and not self.process.dead
-
-
-@dataclass
-class Shape:
-    """How large the cluster is; drawn from the seed."""
-
-    shards: int
-    rollouts: int
-    models: int
-    layouts: list[Any] = field(default_factory=list)
 
 
 class World:
