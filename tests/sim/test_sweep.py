@@ -11,7 +11,7 @@ from tests.sim.marks import Mark
 from tests.sim.run import Result, simulate
 
 #: Chosen so that all marks are met; about 40 s of one core.
-SWEEP = range(60)
+SWEEP = range(50)
 FRESH = 3
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
