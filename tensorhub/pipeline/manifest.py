@@ -58,7 +58,7 @@ class Manifest:
     chunk_ends: U64
 
     @classmethod
-    def build(
+    def build(  # noqa: PLR0917 - the six columns of an entry, in the order of `Columns`
         cls,
         names: Iterable[str],
         dtypes: Iterable[str],
