@@ -344,7 +344,7 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAborted:
-    """A sibling failed after this shard was granted: stop pulling; `Done` would be refused."""
+    """A sibling failed: stop pulling, `Done` would be refused. Whoever had not asked yet: the number is used up."""
 
     seat: Seat
     group: int

@@ -190,7 +190,7 @@ class Member:
         """Digest, then seal. A broken contract or a conflict is kept for the publisher's next call."""
         try:
             root = publication.root if publication.root is not None else await publication.run(digests=verified)
-            if root is None or not verified:
+            if root is None or not verified or publication.stopped:
                 return
             await self.session.call(Seal(self.seat, publication.holding.generation, root), timeout_s)
             slot.root = root
@@ -198,8 +198,9 @@ class Member:
             await self._withdraw_quietly(slot)
         except VersionConflict as conflict:
             publication.broken = publication.broken or conflict
-        except Unavailable:
-            # The server is away: `rejoin` claims the root again once it is back.
+        except (Unavailable, NotPublished, Closed):
+            # The server is away, or has forgotten this: `rejoin` claims the root once it is back. If it has forgotten
+            # because of an unpublish meanwhile, the slot is about to be cleared anyway.
             slot.root = publication.root or UNVERIFIED
 
     async def _withdraw_quietly(self, slot: Slot) -> None:
@@ -244,6 +245,8 @@ class Member:
         if slot.publication is not None:
             slot.publication.stopped = True
         if slot.task is not None:
+            if slot.publication is not None and slot.publication.root is not None:
+                slot.task.cancel()  # only its word to the server is outstanding, perhaps for long
             await asyncio.wait([slot.task])
             slot.task = None
         slot.clear()
@@ -325,6 +328,10 @@ class Member:
                 self.lost = notice
             case Moved(group=group):
                 self.group, self.sequence = group, 0
+            case TransactionAborted(group=group, sequence=sequence) if not self._is_replicating():
+                # Siblings have used this number up without us; ours is the next, or we would never meet again.
+                if group == self.group:
+                    self.sequence = max(self.sequence, sequence + 1)
             case SourceLost() | TransactionAborted():
                 for slot in self.slots.values():
                     if slot.notices is not None:
@@ -333,6 +340,9 @@ class Member:
                 for slot in self.slots.values():
                     if slot.publication is not None and slot.holding.generation == generation:
                         slot.publication.broken = VersionConflict(reason, self.where)
+
+    def _is_replicating(self) -> bool:
+        return any(slot.notices is not None for slot in self.slots.values())
 
     def _join_request(self) -> Join:
         claims = tuple(

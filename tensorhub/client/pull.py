@@ -21,7 +21,7 @@ import numpy as np
 from tensorhub.client.holding import Holding
 from tensorhub.client.results import PHASES, Replication, Transfer
 from tensorhub.client.sources import Sources
-from tensorhub.client.transaction import REPLY_MARGIN_S, Transaction
+from tensorhub.client.transaction import ABORT_S, REPLY_MARGIN_S, Transaction
 from tensorhub.errors import (
     Broken,
     Closed,
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 NS = 1_000_000_000
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
 PROGRESS_S = 0.25
+#: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
+#: timeout. Two timeouts at one instant would end as the outer one.
+OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
 
 
 class Pull:
@@ -88,7 +91,7 @@ class Pull:
         slot.notices = asyncio.Queue()
         slot.transfer = self._transfer
         try:
-            async with asyncio.timeout_at(self._deadline + REPLY_MARGIN_S):
+            async with asyncio.timeout_at(self._deadline + OUTER_MARGIN_S):
                 await self._transaction.settle_unknown()
                 return await self._run()
         except TimeoutError:

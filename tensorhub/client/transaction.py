@@ -11,8 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tensorhub.errors import Broken, Closed, GroupAborted, LeaseLost, TensorHubError
-from tensorhub.messages import Abort, Committed, Done, Granted, Held, Replicate
+from tensorhub.errors import (
+    Broken,
+    Closed,
+    GroupAborted,
+    LeaseLost,
+    OutcomeUnknown,
+    TensorHubError,
+    Unavailable,
+    WaitTimeout,
+)
+from tensorhub.messages import Abort, Committed, Done, Granted, Held, Replicate, Reply
 from tensorhub.types import NO_GENERATION, Digest, Generation, Selector, Version
 
 if TYPE_CHECKING:
@@ -58,11 +67,31 @@ class Transaction:
         """This shard is done; returns once all are. Until the answer is known, `slot.pending` keeps the question."""
         slot = self._slot
         slot.pending = Done(self._member.seat, self._group, self.sequence, generation, root, nbytes)
-        reply = await self._member.session.call(slot.pending, self._left_s() + REPLY_MARGIN_S)
+        try:
+            reply = await self._member.session.call(slot.pending, self._left_s() + REPLY_MARGIN_S)
+        except OutcomeUnknown as unknown:
+            reply = await self._decide(slot.pending, unknown)
         if not isinstance(reply, Committed) or reply.version != version:
             raise Broken(f"Done of version {version} was answered by {reply!r}")
         slot.pending = None
         self._advance()
+
+    async def _decide(self, pending: Done, unknown: OutcomeUnknown) -> Reply:
+        """The deadline passed before all shards were done: end the transaction, unless it is committed by now."""
+        try:
+            async with asyncio.timeout(ABORT_S):
+                return await self._resolve(pending, ABORT_S)
+        except GroupAborted as aborted:
+            raise WaitTimeout("not all shards of the group were done in time") from aborted
+        except (Unavailable, TimeoutError):
+            raise unknown from None
+
+    async def _resolve(self, pending: Done, timeout_s: float) -> Reply:
+        """How it ended, for good. What is not committed yet is aborted first: a sibling that asks only now would
+        commit it during our next call, which would then wait for that sibling in the transaction after."""
+        reason = f"shard {self._member.seat.shard} gave up waiting for the commit"
+        await self._member.session.call(Abort(self._member.seat, pending.group, pending.sequence, reason), timeout_s)
+        return await self._member.session.call(pending, timeout_s)
 
     async def settle_unknown(self) -> None:
         """Ask again how an earlier transaction ended, whose commit reply was lost."""
@@ -71,7 +100,7 @@ class Transaction:
             return
         self._group, self.sequence = pending.group, pending.sequence
         try:
-            reply = await self._member.session.call(pending, self._left_s() + REPLY_MARGIN_S)
+            reply = await self._resolve(pending, self._left_s() + REPLY_MARGIN_S)
         except (GroupAborted, LeaseLost):
             slot.holding.end()
         else:

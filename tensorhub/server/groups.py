@@ -314,7 +314,9 @@ def abort(
 ) -> None:
     """End a transaction for all its shards: nothing of it is served, nothing hidden that was not written to.
 
-    `quiet` are the shards that end it by a request of their own: they learn of it by its answer, not by a notice.
+    Shards that have not asked yet hear of it, too: the number is used up, and one that went on with it would miss
+    every transaction of its siblings from then on, by one. `quiet` are the shards that end it by a request of their
+    own: they learn of it by its answer, not by a notice.
     """
     replica, record = transaction.replica, transaction.record
     outcome = Outcome(None, {shard: error.message for shard, error in failures.items()})
@@ -322,6 +324,9 @@ def abort(
     close(turn, transaction, outcome)
     for shard, part in sorted(transaction.parts.items()):
         _abort_part(turn, part, failures.get(shard), reason, shard in quiet)
+    for shard, member in sorted(replica.members.items()):
+        if shard not in transaction.parts and shard not in quiet:
+            _tell(turn, transaction, member, reason)
     for holding in transaction.hidden.values():
         if turn.state.generations.get(holding.generation) is holding:
             show(turn, holding)
@@ -336,10 +341,14 @@ def _abort_part(turn: Turn, part: Part, own: TensorHubError | None, reason: str,
     if part.call is not None:
         turn.refuse(member.session.id, part.call, own or GroupAborted(reason, at(member, version)))
     elif not is_quiet:
-        notice = TransactionAborted(member.seat, transaction.group, transaction.sequence, reason)
-        turn.notify(member.session.id, notice)
+        _tell(turn, transaction, member, reason)
     if part.filling is not None and turn.state.generations.get(part.filling.generation) is part.filling:
         drop(turn, part.filling, reason)
+
+
+def _tell(turn: Turn, transaction: Transaction, member: Member, reason: str) -> None:
+    notice = TransactionAborted(member.seat, transaction.group, transaction.sequence, reason)
+    turn.notify(member.session.id, notice)
 
 
 def close(turn: Turn, transaction: Transaction, outcome: Outcome) -> None:

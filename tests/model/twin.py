@@ -328,7 +328,7 @@ class Twin:
             tx |= {"source": None, "deadline": 0}
             self.transactions[replica] = tx
         elif tx["selector"] != selector:
-            self.abort(replica, {shard: "GroupMismatch"})
+            self.abort(replica, {shard: "GroupMismatch"}, quiet=True)
             raise Stop("GroupMismatch")
         tx["parts"][shard] = {
             "phase": "waiting",
@@ -530,6 +530,7 @@ class Twin:
             else:
                 self.outcomes[replica, group, sequence] = None
                 self.groups[replica][1] += 1
+                self.tell_idle(replica, {shard}, group, sequence)
         elif group == self.groups[replica][0] and sequence > self.groups[replica][1]:
             raise Stop("BadRequest")
         self.say(who, call, "Ok")
@@ -545,9 +546,15 @@ class Twin:
                 self.say(part["who"], 0, "TransactionAborted", ((replica, shard), group, sequence))
             if part["generation"] in self.holdings:
                 self.drop(part["generation"])
+        self.tell_idle(replica, {*tx["parts"], *(failures if quiet else ())}, group, sequence)
         for generation in tx["hidden"]:
             if generation in self.holdings:
                 self.holdings[generation]["hidden"] = False
+
+    def tell_idle(self, replica: str, others: set[int], group: int, sequence: int) -> None:
+        for (name, shard), who in sorted(self.seats.items()):
+            if name == replica and shard not in others:
+                self.say(who, 0, "TransactionAborted", ((replica, shard), group, sequence))
 
     def close(self, replica: str, version: int | None) -> None:
         del self.transactions[replica]
