@@ -53,7 +53,7 @@ def candidates(data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Callable[
     weights = torch.arange(1, CHUNK_BYTES // 8 + 1, dtype=torch.int64)
     found: dict[str, Callable[[], object]] = {
         "xxh3": lambda: native.digest_runs(addresses, sizes, firsts, out),
-        "crc32": lambda: zlib.crc32(memoryview(data)),
+        "crc32": lambda: zlib.crc32(data.data),
         "torch_lane_sum": lambda: (rows.view(torch.int64) * weights).sum(1),
         "torch_xxh3": lambda: digest_rows(rows),
     }
@@ -61,7 +61,7 @@ def candidates(data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Callable[
         blake3 = importlib.import_module("blake3").blake3
     except ImportError:
         return found
-    return {**found, "blake3": lambda: blake3(memoryview(data)).digest()}
+    return {**found, "blake3": lambda: blake3(data.data).digest()}
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:

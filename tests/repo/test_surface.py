@@ -81,7 +81,7 @@ def test_readme_names_what_exists() -> None:
 def test_documents_name_files_that_exist(document: str) -> None:
     """Every file that a document names exists, from the root of the repository or of the package."""
     named = re.findall(r"`([\w/.-]+\.(?:py|c|txt|proto|md))`", (ROOT / "docs" / document).read_text(encoding="utf-8"))
-    places = (ROOT, ROOT / "tensorhub", ROOT / "tensorhub/pipeline", ROOT / "docs")
+    places = (ROOT, ROOT / "tensorhub", ROOT / "tensorhub/pipeline", ROOT / "docs", ROOT / "tests/sim")
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
