@@ -132,7 +132,8 @@ def allow_readers() -> None:
 def lower_priority(nice: int = 3) -> None:
     """Give the calling thread, and no other, a nice value; OSError if the system refuses.
 
-    10 takes about a tenth of a core from a thread that wants all of it, and the whole core when nobody does.
+    3 leaves two thirds of a contended core to a thread of normal priority, and takes a whole core when nobody wants it:
+    lower, and readers on the same host would starve the digests that they wait for.
     """
     _check(library().th_lower_priority(nice), f"setpriority to {nice}")
 

@@ -40,6 +40,11 @@ class Counter:
         return min(lowest, default=len(self._ends))
 
     @property
+    def todo(self) -> list[Span]:
+        """Spans that nobody reads, ascending."""
+        return list(self._todo)
+
+    @property
     def is_complete(self) -> bool:
         return not self._todo and not self._in_flight
 

@@ -24,7 +24,7 @@ from tensorhub.pipeline.counter import Counter, Span
 from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Exposure, Header
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
-from tensorhub.pipeline.plan import chunk_ranges
+from tensorhub.pipeline.plan import Plan
 from tensorhub.ports import U64, Chunks, Engine, Ranges
 from tensorhub.types import Digest, Generation, SessionId
 
@@ -89,9 +89,10 @@ class Filling:
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
         self.stalled = False
+        plan = Plan.of(source_map, self.memory, self.manifest.chunk_starts, self.manifest.chunk_ends, self.counter.todo)
         tasks: list[asyncio.Task[None]] = []
         try:
-            await self._follow(source, source_map, tasks)
+            await self._follow(source, plan, tasks)
         finally:
             for task in tasks:
                 task.cancel()
@@ -99,7 +100,7 @@ class Filling:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._confirm(source)
 
-    async def _follow(self, source: Source, source_map: MemoryMap, tasks: list[asyncio.Task[None]]) -> None:
+    async def _follow(self, source: Source, plan: Plan, tasks: list[asyncio.Task[None]]) -> None:
         loop = asyncio.get_running_loop()
         limit, whole = 0, self.manifest.chunks
         moved = loop.time()
@@ -109,7 +110,7 @@ class Filling:
                 header = await self._header(source)
                 if header.watermark > limit:
                     limit, moved = header.watermark, loop.time()
-            self._start(source, source_map, limit, tasks)
+            self._start(source, plan, limit, tasks)
             # The longer nothing moves, the longer until the next look: at most a quarter later than it could be.
             poll = min(max((loop.time() - moved) / 4, POLL_S_MIN), POLL_S_MAX)
             if tasks:
@@ -127,7 +128,7 @@ class Filling:
                 self.stalled = True
                 raise SourceFailed(f"{source.name} made no progress for {STALL_S:g} s at chunk {limit}")
 
-    def _start(self, source: Source, source_map: MemoryMap, limit: int, tasks: list[asyncio.Task[None]]) -> None:
+    def _start(self, source: Source, plan: Plan, limit: int, tasks: list[asyncio.Task[None]]) -> None:
         """Start batches below `limit`, up to the window. Small ones only when nothing else would be in flight."""
         loop = asyncio.get_running_loop()
         while len(tasks) < WINDOW:
@@ -136,12 +137,12 @@ class Filling:
             batch = self.counter.take(limit, self._target())
             if batch is None:
                 return
-            tasks.append(loop.create_task(self._batch(source, source_map, batch)))
+            tasks.append(loop.create_task(self._batch(source, plan, batch)))
 
-    async def _batch(self, source: Source, source_map: MemoryMap, batch: Span) -> None:
+    async def _batch(self, source: Source, plan: Plan, batch: Span) -> None:
         """Read a batch of chunks and their digests, verify, count. The source's digests land in their final slots."""
         try:
-            wrong = await self._read(source, source_map, batch)
+            wrong = await self._read(source, plan, batch)
         except BaseException:
             self.counter.failed(batch)
             raise
@@ -150,22 +151,21 @@ class Filling:
             raise SourceFailed(f"{source.name} served wrong bytes: chunk {wrong} does not match its digest")
         self.raise_to(self.counter.verified(batch))
 
-    async def _read(self, source: Source, source_map: MemoryMap, batch: Span) -> int | None:
+    async def _read(self, source: Source, plan: Plan, batch: Span) -> int | None:
         """Bring a batch; the first chunk whose landed bytes do not match the digest beside it, or None."""
         loop = asyncio.get_running_loop()
         first, stop = batch
         began = loop.time()
-        starts, ends = self.manifest.chunk_starts[first:stop], self.manifest.chunk_ends[first:stop]
-        plan, firsts = chunk_ranges(source_map, self.memory, starts, ends)
+        reads, firsts = plan.batch(first, stop)
         # An engine that does nothing and reports success must find no digests to match, neither those of an earlier
         # version nor equal ones of nothing.
         found = np.ones(stop - first, dtype=np.uint64)
         self.digests[first:stop] = 0
         if self.verified:
-            plan = _with_digests(plan, source, self.digests, first, stop)
-            await source.engine.read(source.peer, plan, READ_S, Chunks(firsts, found))
+            reads = _with_digests(reads, source, self.digests, first, stop)
+            await source.engine.read(source.peer, reads, READ_S, Chunks(firsts, found))
         else:
-            await source.engine.read(source.peer, plan, READ_S)
+            await source.engine.read(source.peer, reads, READ_S)
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
         self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
         wrong = np.flatnonzero(found != self.digests[first:stop])

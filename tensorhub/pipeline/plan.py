@@ -6,7 +6,8 @@ one place on both sides. It never reads, writes or chooses a source.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +16,34 @@ from tensorhub.errors import Broken, LayoutMismatch, Where
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
 from tensorhub.ports import U64, Ranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The reads that bring chunks from one source, made once; batches are cut out of it."""
+
+    reads: Ranges
+    #: Chunk c is reads `firsts[c]` to `firsts[c + 1]`; chunks that are not planned have none.
+    firsts: U64
+
+    @classmethod
+    def of(
+        cls, source: MemoryMap, destination: MemoryMap, starts: U64, ends: U64, wanted: Sequence[tuple[int, int]]
+    ) -> Plan:
+        """Plan the chunks of the spans `wanted`. `Broken` unless both maps cover every byte of each."""
+        chosen = np.zeros(len(starts), dtype=np.bool_)
+        for first, stop in wanted:
+            chosen[first:stop] = True
+        reads, firsts = chunk_ranges(source, destination, starts[chosen], ends[chosen])
+        counts = np.zeros(len(starts) + 1, dtype=np.uint64)
+        counts[1:][chosen] = firsts[1:] - firsts[:-1]
+        return cls(reads, np.cumsum(counts, dtype=np.uint64))
+
+    def batch(self, first: int, stop: int) -> tuple[Ranges, U64]:
+        """The reads of chunks [first, stop), and which belong to which, counted from the first of them."""
+        begin, end = int(self.firsts[first]), int(self.firsts[stop])
+        reads = Ranges(self.reads.remote[begin:end], self.reads.local[begin:end], self.reads.nbytes[begin:end])
+        return reads, self.firsts[first : stop + 1] - self.firsts[first]
 
 
 def ranges(source: MemoryMap, destination: MemoryMap, start: int, stop: int) -> Ranges:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,30 +121,62 @@ class LocalEngine:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="tensorhub-read")
         threads = READ_THREADS_MAX if total_bytes >= PARALLEL_BYTES_MIN else 1
-        jobs = [self._pool.submit(reading.run) for _ in range(threads)]
-        futures = {asyncio.wrap_future(job) for job in jobs}
+        crew = _Crew(reading, threads, asyncio.get_running_loop())
+        jobs = [self._pool.submit(crew.work) for _ in range(threads)]
         self._readings.add(reading)
-        self._running |= futures
+        self._running.add(crew.finished)
         cancelled: asyncio.CancelledError | None = None
         left_s: float | None = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-        pending = futures
-        while pending:
+        while not crew.finished.done():
             try:
-                _, pending = await asyncio.wait(pending, timeout=left_s)
+                await asyncio.wait([crew.finished], timeout=left_s)
             except asyncio.CancelledError as error:
                 reading.cancel()
                 cancelled = error
-            if pending:  # out of time: what runs ends by itself, what still waits behind other reads must not start
+            if not crew.finished.done():
+                # Out of time: what runs ends by itself, what still waits behind other reads must not start.
                 for job in jobs:
-                    job.cancel()
+                    if job.cancel():
+                        crew.leave()
                 left_s = None
-        self._running -= futures
+        self._running.discard(crew.finished)
         self._readings.discard(reading)
-        for future in futures:
-            if not future.cancelled():
-                future.result()
+        if crew.error is not None:
+            raise crew.error
         if cancelled is not None:
             raise cancelled
+
+
+class _Crew:
+    """Threads that work on one read; the loop hears once, from the last of them."""
+
+    def __init__(self, reading: native.Reading, threads: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.error: BaseException | None = None
+        self._reading = reading
+        self._loop = loop
+        #: Guards the count of those still at work; a queue would wake the loop once for each.
+        self._lock = threading.Lock()
+        self._left = threads
+
+    def work(self) -> None:
+        try:
+            self._reading.run()
+        except BaseException as error:  # noqa: BLE001 - raised again where the read is awaited
+            self.error = error
+        self.leave()
+
+    def leave(self) -> None:
+        """One fewer; the last one tells the loop."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
 
 
 def _failure(process: Peer, outcome: native.ReadOutcome, total_bytes: int, timeout: str) -> TensorHubError | None:

@@ -5,6 +5,7 @@ A pid alone is never believed: pids are used again. Never reads another process'
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 from collections import OrderedDict
@@ -46,6 +47,7 @@ class Identity:
         return bytes(msgpack.packb(asdict(self)))
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def unpack(cls, locator: bytes) -> Identity:
         """`EngineUnavailable` for anything but what `pack` makes."""
         try:

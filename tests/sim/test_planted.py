@@ -60,14 +60,13 @@ def unpublish_does_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def shown_before_verified(patch: pytest.MonkeyPatch) -> None:
-    """A filling shows chunks as soon as they have landed; the holding's own watch over its watermark says so first."""
+    """A filling shows chunks before they have landed."""
     real = Filling._read
 
     async def read(filling: Filling, source: Any, source_map: Any, batch: tuple[int, int]) -> int | None:
-        wrong = await real(filling, source, source_map, batch)
         if batch[0] == filling.counter.watermark:
             filling.raise_to(batch[1])
-        return wrong
+        return await real(filling, source, source_map, batch)
 
     patch.setattr(Filling, "_read", read)
 
