@@ -12,11 +12,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tensorhub.errors import (
+    BadRequest,
     Broken,
     Closed,
     GroupAborted,
     LeaseLost,
     OutcomeUnknown,
+    ServerUnavailable,
     TensorHubError,
     Unavailable,
     WaitTimeout,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 NS = 1_000_000_000
 #: Beyond the call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
 REPLY_MARGIN_S = 1.0
+#: Servers that may die during one question; more means that something else is wrong, and a loop must end.
+LIVES_MAX = 8
 #: Telling the server of a failure must not hold up the error for long.
 ABORT_S = 2.0
 
@@ -48,6 +52,21 @@ class Transaction:
         self, selector: Selector, generation: Generation, timeout_s: float, *, serves: bool
     ) -> Held | Granted:
         """Ask for a version; the answer is the group's decision and this shard's source."""
+        session = self._member.session
+        for _ in range(LIVES_MAX):
+            epoch = session.epoch
+            try:
+                return await self._ask(selector, generation, timeout_s, serves=serves)
+            except (BadRequest, GroupAborted):
+                if session.epoch == epoch:
+                    raise
+                # Asked in the numbers of a server that died meanwhile: again, in those of its next life.
+                self._group, self.sequence = self._member.group, self._member.sequence
+        raise ServerUnavailable(f"{LIVES_MAX} servers died while this was asked")
+
+    async def _ask(
+        self, selector: Selector, generation: Generation, timeout_s: float, *, serves: bool
+    ) -> Held | Granted:
         request = Replicate(
             self._member.seat,
             self._slot.buffers.name,
@@ -58,7 +77,7 @@ class Transaction:
             generation,
             serves,
         )
-        reply = await self._member.session.call(request, timeout_s + REPLY_MARGIN_S)
+        reply = await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
         if not isinstance(reply, Held | Granted):
             raise Broken(f"Replicate was answered by {reply!r}")
         return reply

@@ -46,8 +46,8 @@ def publish(turn: Turn, request: Publish) -> None:
     else:
         holding.proven = False
     member.published = request.version
-    refresh(turn, holding)
     turn.event("published", model, request.version, member.seat)
+    refresh(turn, holding)
     turn.reply(Ok())
 
 
