@@ -6,9 +6,9 @@ name and message. It ends when told, when the pipe closes, or with its parent.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
+import select
 import signal
 import threading
 import time
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 0.05
 #: Bytes of one piece of the final comparison.
 PIECE_BYTES = 4 << 20
-#: prctl(2): the signal this process gets when its parent dies.
-PR_SET_PDEATHSIG = 1
+#: What a worker gets to close its hub once its pipe is; no more than the fleet waits for it.
+GRACE_SECONDS = 5.0
 
 #: `tensorhub.open`, or a fake of it. An adapter's seam: the hub is imported by the worker alone.
 OpenHub = Callable[..., Any]
@@ -162,9 +162,9 @@ class Failure:
 # ---------------------------------------------------------------- the process
 
 
-def main(connection: Connection, setup: Setup, parent_pid: int) -> None:
+def main(connection: Connection, setup: Setup) -> None:
     """Entry point of a spawned process."""
-    die_with(parent_pid)
+    end_with(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole foreground group; the parent ends us
     import torch
 
@@ -304,10 +304,17 @@ class _Worker:
             hub.close()
 
 
-def die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, however it dies."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        raise SystemExit("the parent died before its worker started")
+def end_with(connection: Connection) -> None:
+    """Kill this process soon after the other end of its pipe is gone, whatever it is busy with, and leave no orphan.
+
+    The kernel's signal for a parent's death would not do: the parent is the fork server, which lives as long as we.
+    """
+    watched = select.poll()
+    watched.register(connection.fileno(), 0)  # asked for nothing, it tells of the hang-up alone
+
+    def watch() -> None:
+        watched.poll()
+        time.sleep(GRACE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="demo-end", daemon=True).start()

@@ -9,10 +9,10 @@ import os
 import signal
 from multiprocessing.connection import Connection
 
-from tensorhub.cli.demo_worker import Result, Setup, die_with, serve
+from tensorhub.cli.demo_worker import Result, Setup, end_with, serve
 
 
-def echo_pid(connection: Connection, setup: Setup, parent_pid: int) -> None:
+def echo_pid(connection: Connection, setup: Setup) -> None:
     """Answers its first command with its pid, then waits for ever, deaf to the end of its pipe and to SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection.recv()
@@ -21,7 +21,7 @@ def echo_pid(connection: Connection, setup: Setup, parent_pid: int) -> None:
         signal.pause()
 
 
-def fall_silent(connection: Connection, setup: Setup, parent_pid: int) -> None:
+def fall_silent(connection: Connection, setup: Setup) -> None:
     """Takes its first command, never answers, and leaves with its pipe."""
     try:
         connection.recv()
@@ -30,7 +30,7 @@ def fall_silent(connection: Connection, setup: Setup, parent_pid: int) -> None:
         return
 
 
-def say_failure(connection: Connection, setup: Setup, parent_pid: int) -> None:
+def say_failure(connection: Connection, setup: Setup) -> None:
     """Its hub cannot be opened."""
 
     def broken(model: str, **_: object) -> object:
@@ -39,9 +39,9 @@ def say_failure(connection: Connection, setup: Setup, parent_pid: int) -> None:
     serve(connection, setup, broken)
 
 
-def outlast_pipe(connection: Connection, setup: Setup, parent_pid: int) -> None:
+def outlast_pipe(connection: Connection, setup: Setup) -> None:
     """Like a worker in the midst of a long call: answers its pid, then looks at nothing but its parent's life."""
-    die_with(parent_pid)
+    end_with(connection)
     connection.recv()
     connection.send(Result(os.getpid()))
     while True:

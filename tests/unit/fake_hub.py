@@ -90,7 +90,7 @@ def open_fake(model: str, *, shard: int, server: str, **_: Any) -> FakeHub:
     return FakeHub(shard, Path(folder), fault)
 
 
-def main(connection: Connection, setup: demo_worker.Setup, parent_pid: int) -> None:
+def main(connection: Connection, setup: demo_worker.Setup) -> None:
     """A demo worker over the fake hub."""
     torch.set_num_threads(1)
     demo_worker.serve(connection, setup, open_fake)
