@@ -90,7 +90,7 @@ class Member:
     closed: bool = False
     #: Why the seat is not ours any more: the server gave it to another process after a loss of connection.
     lost: Refused | None = None
-    #: Publications' background halves.
+    #: Publications' background halves, and words that a server has not heard yet.
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -184,7 +184,7 @@ class Member:
             raise
         slot.state, slot.version, slot.verified, slot.hidden = State.PUBLISHED, version, verified, False
         slot.root, slot.publication, slot.target, slot.previous = UNVERIFIED, publication, None, None
-        slot.task = self._spawn(self._finish_publication(slot, publication, verified, timeout_s))
+        slot.task = self.spawn(self._finish_publication(slot, publication, verified, timeout_s))
 
     async def _finish_publication(self, slot: Slot, publication: Publication, verified: bool, timeout_s: float) -> None:
         """Digest, then seal. A broken contract or a conflict is kept for the publisher's next call."""
@@ -271,6 +271,9 @@ class Member:
     ) -> Replication:
         """Pull a version into the registered tensors, then serve it. See `client/pull.py`."""
         with self._exclusive(name, "replicate") as slot:
+            if self._is_replicating():
+                # Their transactions would have one number: what ends one would end the grant of the other.
+                raise Busy("this shard replicates into other buffers already; one at a time", self.where)
             if slot.state is State.PUBLISHED:
                 raise AlreadyPublished(
                     f"buffers {name!r} are published as version {slot.version}; unpublish before replicating into them",
@@ -306,6 +309,10 @@ class Member:
         if self.closed:
             return
         self.closed = True
+        # Leaving says that we read nothing: the fence lets no read begin any more, those under way end first.
+        reading = [slot.reading for slot in self.slots.values() if slot.reading is not None]
+        if reading:
+            await asyncio.wait(reading, timeout=timeout_s)
         with suppress(TensorHubError):  # the lease ends what cannot be said
             await self.session.call(Leave(self.seat), timeout_s)
         self.session.unsubscribe(self.seat)
@@ -398,7 +405,8 @@ class Member:
                 f"buffers {slot.buffers.name!r} are {slot.describe()}; unpublish before you {what}", self.where
             )
 
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Work that outlives the call that it is of; it ends with this member."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -57,6 +57,8 @@ class Slot:
     #: Notices for the running replicate.
     notices: asyncio.Queue[Notice] | None = None
     transfer: Callable[[], Transfer] | None = None
+    #: Done when the read of another's memory that is under way has ended; None while there is none.
+    reading: asyncio.Future[None] | None = None
     #: A `Done` whose answer was lost: to be asked again before anything else.
     pending: Done | None = None
 

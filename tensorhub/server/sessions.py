@@ -9,7 +9,7 @@ from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, S
 from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups
 from tensorhub.server.grants import check_buffers, check_generation
-from tensorhub.server.holdings import drop, link, make, refresh, slot_for
+from tensorhub.server.holdings import drop, linger, link, make, refresh, slot_for, stopped
 from tensorhub.server.publishing import check_content, check_opaque
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
@@ -72,6 +72,8 @@ def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
         del turn.state.sessions[session.id]
     for replica, members in groups_of.items():
         vacate(turn, replica, members, kind, reason)
+    for seat in list(session.lingers):
+        stopped(turn, session, seat)
     for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
         mark_idle(turn, turn.state.models[key])
     turn.deadlines.cancel(("lease", session.id))
@@ -109,9 +111,13 @@ def join(turn: Turn, request: Join) -> None:
             "end it, or use another replica name",
             where(seat, shards=request.shards),
         )
-    if len(session.members) >= SEATS_PER_SESSION_MAX:
+    if len(session.members | session.lingers) >= SEATS_PER_SESSION_MAX:
         raise BadRequest(f"a process holds at most {SEATS_PER_SESSION_MAX} seats", where(seat))
     if replica is not None and holder is not None:
+        for holding in holder.holdings.values():
+            # Its process may live and read on without its connection: it lingers for as long as its lease.
+            part = groups.part_of(holding)
+            linger(turn, holding, (0, 0) if part is None else (replica.group, replica.sequence))
         vacate(turn, replica, [holder], "left", f"process {session.pid} on {session.host} took its seat")
     _sit(turn, request, session)
 
@@ -177,6 +183,7 @@ def _next_group(turn: Turn) -> int:
 def leave(turn: Turn, seat: Seat) -> None:
     member = turn.member(seat)
     vacate(turn, member.replica, [member], "left", f"shard {seat.shard} left")
+    stopped(turn, member.session, seat)
     turn.reply(Ok())
 
 
