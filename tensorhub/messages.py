@@ -163,7 +163,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """This shard cannot finish: the sequence number is aborted for the whole group."""
+    """This shard cannot finish: the sequence number is aborted for the whole group.
+
+    It also says that this shard reads no more; until then the source of a shard that was aborted by others is not
+    drained. So it is said of a transaction that is over, too, then without a reason.
+    """
 
     seat: Seat
     group: int
@@ -344,7 +348,8 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAborted:
-    """A sibling failed: stop pulling, `Done` would be refused. Whoever had not asked yet: the number is used up."""
+    """A sibling failed: stop pulling, `Done` would be refused; say `Abort` when the last read has ended. Whoever had
+    not asked yet: the number is used up."""
 
     seat: Seat
     group: int

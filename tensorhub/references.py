@@ -59,3 +59,5 @@ class Claim:
     upstream: Generation
     locators: tuple[Locator, ...]
     exposure: bytes
+    #: Withdrawn from new readers; it may still have old ones.
+    hidden: bool = False

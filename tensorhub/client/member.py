@@ -64,6 +64,11 @@ from tensorhub.types import (
 
 #: Beyond a call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
 REPLY_MARGIN_S = 1.0
+#: `unpublish(abandon=True)` returns at once: the server hears it, or it hears it later.
+ABANDON_S = 1.0
+#: After a lost outcome: how long one try to tell the server takes, and how many there are before the lease must do.
+RECONCILE_S = 2.0
+RECONCILE_TRIES = 30
 NS = 1_000_000_000
 
 
@@ -88,9 +93,11 @@ class Member:
     group: int = 0
     sequence: int = 0
     closed: bool = False
+    #: The server may believe that this seat holds what it does not, see `_reconcile`.
+    unsettled: bool = False
     #: Why the seat is not ours any more: the server gave it to another process after a loss of connection.
     lost: Refused | None = None
-    #: Publications' background halves.
+    #: Publications' background halves, and words that a server has not heard yet.
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -104,6 +111,8 @@ class Member:
             await self.resync(timeout_s)
         except BaseException:
             self.session.unsubscribe(self.seat)
+            with suppress(TensorHubError):  # the server may have heard the Join: the seat must not stay taken
+                await self.session.post(Leave(self.seat))
             raise
 
     async def resync(self, timeout_s: float) -> None:
@@ -112,6 +121,7 @@ class Member:
         if not isinstance(joined, Joined):
             raise Broken(f"Join was answered by {joined!r}", self.where)
         self.group, self.sequence = joined.group, joined.sequence
+        self.unsettled = False
 
     def register(self, buffers: Buffers) -> None:
         """Name a set of tensors; again under the same name replaces it, when nothing of it is shown."""
@@ -145,6 +155,8 @@ class Member:
         """Announce in place; digests follow in the background (`digest="background"`), come first ("now"), or never."""
         version = Version(self.lineage, check_version(number))
         with self._exclusive(name, "publish") as slot:
+            if self.unsettled:
+                await self.resync(timeout_s)
             await self._publish(slot, version, digest, timeout_s)
 
     async def _publish(self, slot: Slot, version: Version, digest: str, timeout_s: float) -> None:
@@ -178,13 +190,19 @@ class Member:
                 slot.holding.locators,
                 slot.holding.exposure,
             )
+            slot.offered = version
             await self.session.call(request, timeout_s)
-        except BaseException:
+        except BaseException as failure:
             slot.holding.end()
+            if not isinstance(failure, UsageError):
+                # The server may have heard it: it must hear that this is over, too.
+                self.spawn(self._reconcile())
             raise
+        finally:
+            slot.offered = None
         slot.state, slot.version, slot.verified, slot.hidden = State.PUBLISHED, version, verified, False
         slot.root, slot.publication, slot.target, slot.previous = UNVERIFIED, publication, None, None
-        slot.task = self._spawn(self._finish_publication(slot, publication, verified, timeout_s))
+        slot.task = self.spawn(self._finish_publication(slot, publication, verified, timeout_s))
 
     async def _finish_publication(self, slot: Slot, publication: Publication, verified: bool, timeout_s: float) -> None:
         """Digest, then seal. A broken contract or a conflict is kept for the publisher's next call."""
@@ -225,9 +243,14 @@ class Member:
         where = Where(version=str(slot.version)).over(self.where)
         slot.hidden = True
         readers: tuple[str, ...] = ()
+        lost = False
+        if abandon:
+            slot.holding.end()  # first of all: who reads on must fail
         request = Unpublish(self.seat, name, int(timeout_s * NS), abandon)
         try:
-            reply = await self.session.call(request, timeout_s + (0 if abandon else REPLY_MARGIN_S))
+            reply = await self.session.call(
+                request, min(timeout_s, ABANDON_S) if abandon else timeout_s + REPLY_MARGIN_S
+            )
             readers = reply.served if isinstance(reply, Unpublished) else ()
         except NotPublished:
             pass  # a server that restarted, or that withdrew it after a conflict, has forgotten it: it is hidden
@@ -236,7 +259,10 @@ class Member:
         except Unavailable as error:
             if not abandon:
                 raise DrainTimeout(f"nobody could confirm that all readers are gone: {error.message}", where) from error
+            lost = True
         await self._take_back(slot)
+        if lost:
+            self.spawn(self._reconcile())
         self._raise_if_broken(slot, readers, where)
 
     async def _take_back(self, slot: Slot) -> None:
@@ -271,6 +297,9 @@ class Member:
     ) -> Replication:
         """Pull a version into the registered tensors, then serve it. See `client/pull.py`."""
         with self._exclusive(name, "replicate") as slot:
+            if self._is_replicating():
+                # Their transactions would have one number: what ends one would end the grant of the other.
+                raise Busy("this shard replicates into other buffers already; one at a time", self.where)
             if slot.state is State.PUBLISHED:
                 raise AlreadyPublished(
                     f"buffers {name!r} are published as version {slot.version}; unpublish before replicating into them",
@@ -306,6 +335,10 @@ class Member:
         if self.closed:
             return
         self.closed = True
+        # Leaving says that we read nothing: the fence lets no read begin any more, those under way end first.
+        reading = [slot.reading for slot in self.slots.values() if slot.reading is not None]
+        if reading:
+            await asyncio.wait(reading, timeout=timeout_s)
         with suppress(TensorHubError):  # the lease ends what cannot be said
             await self.session.call(Leave(self.seat), timeout_s)
         self.session.unsubscribe(self.seat)
@@ -351,9 +384,9 @@ class Member:
         return Join(self.seat, self.shards, self.layout, self.spot, self.location, claims)
 
     def _claim(self, name: str, slot: Slot) -> Claim | None:
-        version = slot.version if slot.state in (State.PUBLISHED, State.COMPLETE) else slot.target
-        shown = slot.state in (State.PUBLISHED, State.COMPLETE, State.FILLING)
-        if not shown or slot.hidden or version is None or slot.holding.generation == NO_GENERATION:
+        version = slot.version if slot.state in (State.PUBLISHED, State.COMPLETE) else slot.offered or slot.target
+        shown = slot.state in (State.PUBLISHED, State.COMPLETE, State.FILLING) or slot.offered is not None
+        if not shown or version is None or slot.holding.generation == NO_GENERATION:
             return None
         holding = slot.holding
         return Claim(
@@ -363,14 +396,28 @@ class Member:
             holding.content(slot.verified),
             slot.root,
             slot.state is State.COMPLETE,
-            slot.state is State.PUBLISHED,
+            slot.state is State.PUBLISHED or slot.offered is not None,
             holding.watermark,
             slot.upstream,
             holding.locators,
             holding.exposure,
+            slot.hidden,
         )
 
     # ------------------------------------------------------------ helpers
+
+    async def _reconcile(self) -> None:
+        """After an outcome that was lost: say what this seat holds until the server has heard it."""
+        self.unsettled = True
+        for _ in range(RECONCILE_TRIES):
+            try:
+                await self.resync(RECONCILE_S)
+            except UsageError:
+                return  # the seat is lost, or the session is over: then so is what it held
+            except Unavailable:
+                await asyncio.sleep(RECONCILE_S)
+            else:
+                return
 
     @contextmanager
     def _exclusive(self, name: str, what: str) -> Iterator[Slot]:
@@ -398,7 +445,8 @@ class Member:
                 f"buffers {slot.buffers.name!r} are {slot.describe()}; unpublish before you {what}", self.where
             )
 
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Work that outlives the call that it is of; it ends with this member."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -12,8 +12,8 @@ may have landed (torn). Which version and which source, the server decides; how 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,6 +102,7 @@ class Pull:
             # The bytes are whole and verified, only the decision is not known: keep serving, show no version.
             if self._written:
                 slot.tear()
+            self._transaction.stop("its deadline passed before it knew of a commit")
             raise unknown.at(self._where) from None
         except TensorHubError as failure:
             await self._fail(failure)
@@ -182,7 +183,9 @@ class Pull:
         for known in (self._slot.holding.manifest, self._slot.buffers.manifest):
             if known.digest == grant.content.manifest:
                 return known
-        encoded = await fetch(source.engine, source.peer, source.exposure.manifest, source.exposure.manifest_bytes)
+        exposure = source.exposure
+        with self._reading():
+            encoded = await fetch(source.engine, source.peer, exposure.manifest, exposure.manifest_bytes)
         manifest = Manifest.decode(encoded)
         if manifest.digest != grant.content.manifest:
             raise SourceFailed("the source's manifest does not match its digest")
@@ -222,7 +225,8 @@ class Pull:
         while True:
             before = filling.counter.bytes_done
             try:
-                return await self._read_from(source, filling)
+                with self._reading():
+                    return await self._read_from(source, filling)
             except (SourceFailed, EngineUnavailable) as failure:
                 if self._grant is None:
                     raise Broken("a source was read without a grant") from failure
@@ -271,6 +275,17 @@ class Pull:
             await self._member.session.post(
                 Progress(self._member.seat, self._generation, filling.counter.watermark, filling.counter.bytes_done)
             )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A read of another's memory: not begun without a lease, and `close` leaves the seat only after it."""
+        self._fence()
+        ended = self._slot.reading = self._loop.create_future()
+        try:
+            yield
+        finally:
+            self._slot.reading = None
+            ended.set_result(None)
 
     def _fence(self) -> None:
         """Stop reading when the lease may have run out: the source may have been told that we are gone."""

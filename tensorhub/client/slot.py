@@ -46,6 +46,8 @@ class Slot:
     previous: Version | None = None
     root: Digest = UNVERIFIED
     verified: bool = True
+    #: A publish whose answer is awaited: claimed, should the server be another by then.
+    offered: Version | None = None
     #: Offered to nobody while readers drain, or because a drain timed out.
     hidden: bool = False
     publication: Publication | None = None
@@ -57,6 +59,8 @@ class Slot:
     #: Notices for the running replicate.
     notices: asyncio.Queue[Notice] | None = None
     transfer: Callable[[], Transfer] | None = None
+    #: Done when the read of another's memory that is under way has ended; None while there is none.
+    reading: asyncio.Future[None] | None = None
     #: A `Done` whose answer was lost: to be asked again before anything else.
     pending: Done | None = None
 

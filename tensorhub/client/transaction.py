@@ -47,6 +47,7 @@ class Transaction:
         self._slot = slot
         self._left_s = left_s
         self._group, self.sequence = member.group, member.sequence
+        self._epoch = member.session.epoch
 
     async def ask(
         self, selector: Selector, generation: Generation, timeout_s: float, *, serves: bool
@@ -78,6 +79,7 @@ class Transaction:
             serves,
         )
         reply = await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
+        self._epoch = self._member.session.epoch  # of the life that decided
         if not isinstance(reply, Held | Granted):
             raise Broken(f"Replicate was answered by {reply!r}")
         return reply
@@ -136,14 +138,30 @@ class Transaction:
         self._advance()
         if isinstance(failure, Closed):
             return
-        # A server that is away learns nothing and need not: its next life asks for this seat's Join, too.
+        reason = failure.message if isinstance(failure, TensorHubError) else type(failure).__name__
+        stopped = self.stop("" if isinstance(failure, GroupAborted) else reason)
         with suppress(TensorHubError, TimeoutError):
             async with asyncio.timeout(ABORT_S):
-                if not isinstance(failure, GroupAborted):
-                    reason = failure.message if isinstance(failure, TensorHubError) else type(failure).__name__
-                    request = Abort(self._member.seat, self._group, self.sequence, reason)
-                    await self._member.session.call(request, ABORT_S)
+                await asyncio.shield(stopped)
                 await self._member.resync(ABORT_S)
+
+    def stop(self, reason: str) -> asyncio.Task[None]:
+        """All reads of this transaction have ended, and no other will be made: the server hears of it sooner or later.
+
+        Whoever unpublishes our source may be waiting for just that, so it is said until it is heard.
+        """
+        return self._member.spawn(self._say(Abort(self._member.seat, self._group, self.sequence, reason)))
+
+    async def _say(self, stopped: Abort) -> None:
+        # The server's next life knows no grant of this one, and its numbers mean other transactions.
+        while self._member.session.epoch == self._epoch:
+            try:
+                await self._member.session.call(stopped, ABORT_S)
+            except ServerUnavailable:
+                continue  # after ABORT_S: a session that will not come back refuses by another error
+            except TensorHubError:
+                return
+            return
 
     def _advance(self) -> None:
         """A group that has moved on meanwhile counts from 0 again by itself."""

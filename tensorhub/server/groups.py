@@ -22,7 +22,7 @@ from tensorhub.errors import (
 )
 from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
 from tensorhub.server import grants
-from tensorhub.server.holdings import detach, drop, hide, names, pin, refresh, show, unpin
+from tensorhub.server.holdings import detach, drop, hide, linger, names, pin, refresh, show, stopped, unpin
 from tensorhub.server.settings import OUTCOMES_MAX
 from tensorhub.server.state import (
     Holding,
@@ -53,6 +53,7 @@ def replicate(turn: Turn, request: Replicate) -> None:
         _ask_again(turn, part, request)
         return
     _check_request(turn, member, request)
+    stopped(turn, member.session, request.seat, (request.group, request.sequence))
     if transaction is None:
         transaction = replica.transaction = Transaction(
             replica, request.group, request.sequence, request.selector, request.buffers
@@ -293,19 +294,24 @@ def commit(turn: Turn, transaction: Transaction) -> None:
 
 
 def give_up(turn: Turn, request: Abort) -> None:
-    """A shard cannot finish. For a transaction that is over it only adds its reason to the outcome."""
+    """A shard cannot finish, and reads no more. For a transaction that is over it adds its reason to the outcome."""
+    session, number = turn.session(), (request.group, request.sequence)
+    if request.seat not in session.members and stopped(turn, session, request.seat, number):
+        turn.reply(Ok())  # its seat was lost while it read
+        return
     member = turn.member(request.seat)
     replica = member.replica
     error = GroupAborted(request.reason, at(member))
-    outcome = replica.outcomes.get((request.group, request.sequence))
+    outcome = replica.outcomes.get(number)
     if outcome is not None:
-        if outcome.version is None:
+        if outcome.version is None and request.reason:
             outcome.failures.setdefault(request.seat.shard, request.reason)
-    elif (request.group, request.sequence) == (replica.group, replica.sequence):
+    elif number == (replica.group, replica.sequence):
         transaction = replica.transaction or Transaction(replica, request.group, request.sequence, Latest(), "")
         abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
     elif request.group == replica.group and request.sequence > replica.sequence:
         _check_open(member, request.group, request.sequence)
+    stopped(turn, session, request.seat, number)
     turn.reply(Ok())
 
 
@@ -343,6 +349,8 @@ def _abort_part(turn: Turn, part: Part, own: TensorHubError | None, reason: str,
     elif not is_quiet:
         _tell(turn, transaction, member, reason)
     if part.filling is not None and turn.state.generations.get(part.filling.generation) is part.filling:
+        if not is_quiet:
+            linger(turn, part.filling, (transaction.group, transaction.sequence))
         drop(turn, part.filling, reason)
 
 

@@ -11,9 +11,20 @@ from tensorhub.errors import Closed
 from tensorhub.messages import Content, SourceLost, Unpublished
 from tensorhub.server.placement import of_replica, prefixes, shelf_of, weight
 from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX, SERVED_MAX
-from tensorhub.server.state import Holding, HoldingState, Listed, Member, Shelf, Slot, Transaction, VersionRecord
+from tensorhub.server.state import (
+    Holding,
+    HoldingState,
+    Linger,
+    Listed,
+    Member,
+    Session,
+    Shelf,
+    Slot,
+    Transaction,
+    VersionRecord,
+)
 from tensorhub.server.turn import Turn, at, seat_of
-from tensorhub.types import UNVERIFIED, Generation, Location, Version
+from tensorhub.types import UNVERIFIED, Generation, Location, Seat, Version
 
 # ---------------------------------------------------------------- life
 
@@ -78,6 +89,9 @@ def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
         seat = reader.member.seat
         notice = SourceLost(seat, reader.generation, holding.generation, reason)
         turn.notify(reader.member.session.id, notice)
+    for lingerer in holding.lingering.values():
+        del lingerer.session.lingers[lingerer.seat]
+    holding.lingering.clear()
     del member.holdings[holding.buffers]
     del slot.holdings[holding.generation]
     slot.reported.pop(holding.generation, None)
@@ -87,6 +101,7 @@ def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
         unpin(turn, transaction, slot.shard)
         pin(transaction, slot.shard)
     turn.deadlines.cancel(("quarantine", holding.generation))
+    turn.deadlines.cancel(("unsure", holding.generation))
     _forget_awaited(turn, holding)
     end_drain(turn, holding, readers)
     if slot.author is holding:
@@ -194,13 +209,42 @@ def advance(turn: Turn, holding: Holding, watermark: int, bytes_done: int) -> No
 
 
 def names(holding: Holding) -> tuple[str, ...]:
-    """Who reads from it, and whose read is still to come."""
-    seats = [str(reader.member.seat) for reader in holding.readers.values()]
-    return tuple(sorted({*seats, *(str(seat) for seat in holding.pins)}))
+    """Who reads from it, who may not have stopped yet, and whose read is still to come."""
+    seats = {reader.member.seat for reader in holding.readers.values()}
+    seats.update(lingerer.seat for lingerer in holding.lingering.values())
+    unknown = ("readers of an earlier life of this server",) if holding.is_unsure else ()
+    return (*sorted(str(seat) for seat in seats.union(holding.pins)), *unknown)
 
 
 def is_drained(holding: Holding) -> bool:
-    return not holding.readers and not holding.pins
+    return not (holding.readers or holding.lingering or holding.pins or holding.is_unsure)
+
+
+# ---------------------------------------------------------------- lingering
+
+
+def linger(turn: Turn, reader: Holding, transaction: tuple[int, int]) -> None:
+    """The reader's grant is about to be taken away, not by its own word: its source is not drained without that.
+
+    It keeps no place and adds no load: who has been told to stop takes no bandwidth for long, and one that is paused
+    must not keep its siblings, who ask again at once, from a source for as long as its lease.
+    """
+    source, member = reader.upstream, reader.member
+    if source is None:
+        return
+    stopped(turn, member.session, member.seat)  # it was given another source since, so it has left that one
+    lingerer = Linger(member.session, member.seat, reader.generation, source, transaction)
+    member.session.lingers[member.seat] = source.lingering[reader.generation] = lingerer
+
+
+def stopped(turn: Turn, session: Session, seat: Seat, by: tuple[int, int] | None = None) -> bool:
+    """The reader of this seat says that it reads nothing any more of transactions up to this one (None: of any)."""
+    lingerer = session.lingers.get(seat)
+    if lingerer is None or (by is not None and by < lingerer.transaction):
+        return False
+    del session.lingers[seat], lingerer.source.lingering[lingerer.generation]
+    turn.drains[lingerer.source] = None
+    return True
 
 
 # ---------------------------------------------------------------- pins

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tensorhub.errors import Broken, Where
-from tensorhub.server.holdings import centre
+from tensorhub.server.holdings import centre, is_drained
 from tensorhub.server.placement import prefixes, shelf_of, weight
 from tensorhub.server.settings import DEPTH_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
@@ -66,6 +66,11 @@ def _sessions(state: State) -> Iterator[Finding]:
             yield "a wait has a deadline", ("wait", session.id, call) in at
         for call, key in session.watches.items():
             yield "a watch is in its model", (session.id, call) in state.models[key].watchers
+        for seat, lingerer in session.lingers.items():
+            read = lingerer.source
+            yield "who lingers is its session's", lingerer.session is session and lingerer.seat == seat
+            yield "who lingers is known to its source", read.lingering.get(lingerer.generation) is lingerer
+            yield "a source of who lingers is held", state.generations.get(read.generation) is read
     leases = sum(key[0] == "lease" for key in at)
     yield "a lease belongs to a session", leases == len(state.sessions)
     for source, readers in state.awaited.items():
@@ -187,6 +192,10 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
     while above is not None and depth <= DEPTH_MAX:
         depth, above = depth + 1, above.upstream
     yield "chains are short and have no cycle", depth <= DEPTH_MAX
+    for generation, lingerer in holding.lingering.items():
+        yield "who lingers is alive", state.sessions.get(lingerer.session.id) is lingerer.session
+        yield "who lingers fills nothing", generation not in state.generations
+        yield "a source knows who lingers", lingerer.session.lingers.get(lingerer.seat) is lingerer
     for seat, transaction in holding.pins.items():
         yield "a pin is its transaction's", transaction.pins.get(seat.shard) is holding
         yield "a pinned transaction is open", transaction.replica.transaction is transaction
@@ -194,8 +203,9 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
     yield (
         "a drain has a deadline, hidden content and readers",
         (("drain", holding.generation) in state.deadlines.at) == (drains)
-        and (not drains or (holding.hidden and bool(holding.readers or holding.pins))),
+        and (not drains or (holding.hidden and not is_drained(holding))),
     )
+    yield "doubt ends", holding.is_unsure == (("unsure", holding.generation) in state.deadlines.at)
     yield "quarantine ends", holding.quarantined == (("quarantine", holding.generation) in state.deadlines.at)
 
 
@@ -246,4 +256,4 @@ def _part(state: State, transaction: Transaction, part: Part) -> Iterator[Findin
     yield "who waits for a source is in the queue", queued == (slot is not None and slot.queue.get(seat) is part)
     if phase is Phase.DRAINING:
         old = part.member.holdings.get(transaction.buffers)
-        yield "who drains has readers", old is not None and old.hidden and bool(old.readers or old.pins)
+        yield "who drains has readers", old is not None and old.hidden and not is_drained(old)

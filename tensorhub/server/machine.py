@@ -158,6 +158,8 @@ def _due(turn: Turn, key: tuple[object, ...]) -> None:
         case ("wait", bytes() as session, int() as call):
             table = state.models[state.sessions[SessionId(session)].waits[call]]
             watching.wait_late(turn, table, table.waits[SessionId(session), call])
+        case ("unsure", bytes() as generation):
+            sessions.sure(turn, state.generations[Generation(generation)])
         case ("quarantine", bytes() as generation):
             reading.end_quarantine(turn, state.generations[Generation(generation)])
         case _:

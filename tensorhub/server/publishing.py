@@ -27,6 +27,9 @@ from tensorhub.types import ID_BYTES, Digest, Version
 
 def publish(turn: Turn, request: Publish) -> None:
     member = turn.member(request.seat)
+    if _is_published(member, request):
+        turn.reply(Ok())  # asked again: the answer was lost
+        return
     _check_free(member, request)
     check_generation(turn, member, request.generation)
     check_buffers(member, request.buffers)
@@ -49,6 +52,15 @@ def publish(turn: Turn, request: Publish) -> None:
     turn.event("published", model, request.version, member.seat)
     refresh(turn, holding)
     turn.reply(Ok())
+
+
+def _is_published(member: Member, request: Publish) -> bool:
+    holding = member.holdings.get(request.buffers)
+    return (
+        holding is not None
+        and holding.state is HoldingState.PUBLISHED
+        and (holding.generation, holding.slot.record.version) == (request.generation, request.version)
+    )
 
 
 def _check_free(member: Member, request: Publish) -> None:

@@ -9,7 +9,7 @@ from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, S
 from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups
 from tensorhub.server.grants import check_buffers, check_generation
-from tensorhub.server.holdings import drop, link, make, refresh, slot_for
+from tensorhub.server.holdings import drop, linger, link, make, refresh, slot_for, stopped
 from tensorhub.server.publishing import check_content, check_opaque
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
@@ -72,6 +72,8 @@ def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
         del turn.state.sessions[session.id]
     for replica, members in groups_of.items():
         vacate(turn, replica, members, kind, reason)
+    for seat in list(session.lingers):
+        stopped(turn, session, seat)
     for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
         mark_idle(turn, turn.state.models[key])
     turn.deadlines.cancel(("lease", session.id))
@@ -101,6 +103,7 @@ def join(turn: Turn, request: Join) -> None:
         )
     holder = None if replica is None else replica.members.get(seat.shard)
     if replica is not None and holder is not None and holder.session is session:
+        _reconcile(turn, holder, request)
         turn.reply(Joined(replica.group, replica.sequence))
         return
     if holder is not None and holder.session.connected:
@@ -109,9 +112,13 @@ def join(turn: Turn, request: Join) -> None:
             "end it, or use another replica name",
             where(seat, shards=request.shards),
         )
-    if len(session.members) >= SEATS_PER_SESSION_MAX:
+    if len(session.members | session.lingers) >= SEATS_PER_SESSION_MAX:
         raise BadRequest(f"a process holds at most {SEATS_PER_SESSION_MAX} seats", where(seat))
     if replica is not None and holder is not None:
+        for holding in holder.holdings.values():
+            # Its process may live and read on without its connection: it lingers for as long as its lease.
+            part = groups.part_of(holding)
+            linger(turn, holding, (0, 0) if part is None else (replica.group, replica.sequence))
         vacate(turn, replica, [holder], "left", f"process {session.pid} on {session.host} took its seat")
     _sit(turn, request, session)
 
@@ -177,6 +184,7 @@ def _next_group(turn: Turn) -> int:
 def leave(turn: Turn, seat: Seat) -> None:
     member = turn.member(seat)
     vacate(turn, member.replica, [member], "left", f"shard {seat.shard} left")
+    stopped(turn, member.session, seat)
     turn.reply(Ok())
 
 
@@ -239,7 +247,34 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
         _take_root(holding, claim, is_first)
     elif claim.upstream:
         _await(turn, holding, claim)
+    holding.hidden = claim.hidden
+    holding.is_unsure = True
+    turn.deadlines.set(("unsure", holding.generation), turn.now_ns + turn.settings.lease_ns)
     refresh(turn, holding)
+
+
+def sure(turn: Turn, holding: Holding) -> None:
+    """Whoever read from it in an earlier life of the server is back by now, or has fenced itself."""
+    holding.is_unsure = False
+    turn.drains[holding] = None
+
+
+def _reconcile(turn: Turn, member: Member, request: Join) -> None:
+    """What a seat does not claim it does not hold: a publish whose answer was lost, an abandon that never arrived.
+
+    Fillings are their transaction's; what drains is claimed as hidden, or its answer is still awaited.
+    """
+    claimed = {claim.generation for claim in request.claims}
+    for holding in list(member.holdings.values()):
+        is_shown = holding.state is not HoldingState.FILLING and holding.drain is None
+        if is_shown and holding.generation not in claimed and holding.buffers not in _in_transaction(member):
+            drop(turn, holding, "its holder does not hold it any more")
+
+
+def _in_transaction(member: Member) -> tuple[str, ...]:
+    """Buffer sets whose state the seat may not have heard of yet."""
+    transaction = member.replica.transaction
+    return () if transaction is None else (transaction.buffers,)
 
 
 def _check_claim(member: Member, claim: Claim) -> None:

@@ -58,6 +58,22 @@ class Session:
     watches: dict[int, ModelKey] = field(default_factory=dict)
     #: {call: model} of blocked `Wait` calls; each is in `ModelTable.waits`.
     waits: dict[int, ModelKey] = field(default_factory=dict)
+    #: {seat: what it may still read there}; the seat may be lost to another session by now.
+    lingers: dict[Seat, Linger] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linger:
+    """A reader that lost its grant by what others did. It may read on until it has said that it stopped."""
+
+    session: Session
+    seat: Seat
+    #: Of its filling, which is gone.
+    generation: Generation
+    #: It is in that one's `lingering`.
+    source: Holding
+    #: (group, sequence) it was granted in: a word of this one or a later one ends it, a belated earlier one does not.
+    transaction: tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +134,9 @@ class Holding:
     proven: bool = True
     #: Withdrawn from new readers.
     hidden: bool = False
+    #: Granted in an earlier life of the server, to readers that may not have come back yet: not drained before they
+    #: have had a lease's time to do so.
+    is_unsure: bool = False
     #: A filling that has planned and may be read from.
     serves: bool = False
     quarantined: bool = False
@@ -127,6 +146,8 @@ class Holding:
     upstream: Holding | None = None
     #: Fillings that read from here.
     readers: dict[Generation, Holding] = field(default_factory=dict)
+    #: {generation of a filling that is gone: its reader}: they take no place, but it is not drained while they linger.
+    lingering: dict[Generation, Linger] = field(default_factory=dict)
     #: Seats that ever read from it, first ones first; at most SERVED_MAX.
     served: dict[str, None] = field(default_factory=dict)
     #: Seats that decided transactions may still grant from here, even when it is hidden; see `Transaction.pins`.

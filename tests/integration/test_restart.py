@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 
@@ -20,6 +21,9 @@ LAST = 1 << 20
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TENSORHUB_RUNTIME_DIR", str(tmp_path))
+    # The first unpublish after a restart waits for a lease: whoever read from us may not have come back yet.
+    monkeypatch.setenv("TENSORHUB_LEASE_S", "3")
+    monkeypatch.setenv("TENSORHUB_BEAT_S", "0.3")
     started = LocalServers(tmp_path)
     yield started
     tensorhub.shutdown()
@@ -69,9 +73,31 @@ def test_a_dead_server_holds_up_training_no_longer_than_the_timeout(
     with pytest.raises(Unavailable):
         trainer.publish(version=2, timeout=0.5)
     assert trainer.version is None
-    monkeypatch.delenv("TENSORHUB_LEASE_S")
+    monkeypatch.setenv("TENSORHUB_LEASE_S", "3")
     trainer.publish(version=3, timeout=30)
     assert trainer.version == 3
+
+
+def test_a_publish_whose_answer_is_lost_leaves_nothing_behind(servers: LocalServers) -> None:
+    """The server is stopped while a publish is asked: the error is named, and once the server goes on, the hub is as
+    good as new and nobody is sent to what was taken back. The same for an abandon that the server did not hear."""
+    ours, theirs = weights(1, rows=8), blank(weights(1, rows=8))
+    trainer = tensorhub.open("actor", replica="trainer", server="local:one")
+    trainer.register(ours)
+    servers.kill("one", signal.SIGSTOP)
+    with pytest.raises(Unavailable):
+        trainer.publish(version=1, timeout=0.3)
+    servers.kill("one", signal.SIGCONT)
+    trainer.publish(version=2, timeout=20)
+    servers.kill("one", signal.SIGSTOP)
+    trainer.unpublish(abandon=True, timeout=0.3)
+    ours["norm.bias"].add_(1)
+    servers.kill("one", signal.SIGCONT)
+    trainer.publish(version=3, timeout=20)
+    rollout = tensorhub.open("actor", replica="rollout", server="local:one")
+    rollout.register(theirs)
+    assert rollout.replicate(timeout=20).version == 3
+    assert same(theirs, ours)
 
 
 def test_watch_shows_what_happens(servers: LocalServers) -> None:

@@ -1,7 +1,9 @@
 """The group protocol, explored whole: two reading groups and a publisher, every order of their steps, one crash, one
 late duplicate. Small scripts per process; states already seen are not explored again.
 
-Asserted in every state: the invariants, one version per replica, no call answered twice. Asserted at every end, after
+Asserted in every state: the invariants, one version per replica, no call answered twice, and Drained by the letter: no
+living process may still read what its holder was told is unpublished. A reader reads from its grant until it has said
+that it stopped, and hears of what others did as late as can be. Asserted at every end, after
 time has healed everything: every call of a living process answered, nothing pending, nothing hidden for ever.
 """
 
@@ -41,6 +43,11 @@ class Shard:
     committed: int | None = None
     is_dead: bool = False
     failed: bool = False
+    #: What it holds as a publisher.
+    shown: Generation | None = None
+    #: The generation it may be reading, from its grant to its own word, and the transaction it was granted in.
+    reads: Generation | None = None
+    granted: tuple[int, int] = (0, 0)
     #: {call: what}, of calls not answered.
     open: dict[int, str] = field(default_factory=dict)
 
@@ -50,6 +57,7 @@ class Shard:
 
     def key(self) -> tuple[object, ...]:
         state = (self.at, self.group, self.sequence, self.version, self.committed, self.is_dead, self.failed)
+        state += (self.reads is not None,)
         return (*state, tuple(sorted(self.open.values())))
 
 
@@ -105,6 +113,10 @@ def facts(world: World) -> tuple[list[object], dict[int, list[object]]]:
                 for index in sorted(transaction.hidden):
                     columns[index].append((replica.id, "hides"))
             for index, member in sorted(replica.members.items()):
+                for lingerer in member.session.lingers.values():
+                    source = lingerer.source
+                    version = str(source.slot.record.version)
+                    columns[index].append((replica.id, "lingers", source.member.replica.id, version))
                 for holding in member.holdings.values():
                     upstream = holding.upstream and holding.upstream.member.replica.id
                     columns[index].append((replica.id, str(holding.slot.record.version), holding.state, holding.hidden))
@@ -154,6 +166,8 @@ def request_of(shard: Shard, step: str) -> m.Request:
             return m.Done(seat, shard.group, shard.sequence, shard.filling, root(shard.version or 0), 1)
         case "abort":
             return m.Abort(seat, shard.group, shard.sequence, "no space")
+        case "stop":
+            return m.Abort(seat, *shard.granted, "")
     raise ValueError(step)
 
 
@@ -164,6 +178,8 @@ def moves(world: World, victims: tuple[str, ...]) -> Iterator[tuple[str, int]]:
             continue
         if not shard.open and not shard.failed and shard.at < len(shard.script):
             yield "step", index
+        if shard.failed and shard.reads is not None:
+            yield "stop", index
         if world.crashes and str(shard.seat) in victims:
             yield "crash", index
     if world.late is not None:
@@ -193,8 +209,10 @@ def apply(after: World, move: tuple[str, int], duplicated: str) -> World:
             after.shards[sender].open[after.calls] = "late"
             hear(after, after.machine.receive(0, after.shards[sender].session, after.calls, request))
     else:
-        step = shard.script[shard.at]
-        shard.at += 1
+        step = "stop" if what == "stop" else shard.script[shard.at]
+        shard.at += what == "step"
+        if step in ("done", "abort", "stop"):
+            shard.reads = None
         request = request_of(shard, step)
         after.calls += 1
         after.trace += (f"{shard.seat} {step}",)
@@ -215,6 +233,13 @@ def hear(world: World, out: list[Outgoing]) -> None:
                 shard.group, shard.sequence = group, 0
             case m.Granted(version) | m.Held(version):
                 shard.version = version.number
+                if isinstance(message.message, m.Granted):
+                    shard.reads, shard.granted = message.message.source.generation, (shard.group, shard.sequence)
+            case m.Ok() if shard.open.get(message.id, "").startswith("publish"):
+                shard.shown = Generation(ident(f"{shard.seat} publishes {shard.open[message.id].split()[1]}"))
+            case m.Unpublished():
+                late = [str(each.seat) for each in world.shards if each.reads == shard.shown and not each.is_dead]
+                assert not late, f"not drained: {late} may read: {world.trace}"
             case m.Committed(version):
                 shard.committed = version.number
                 shard.sequence += shard.open.get(message.id) != "late"
@@ -254,6 +279,7 @@ def heal(world: World) -> None:
             assert replica.transaction is None, world.trace
     for holding in machine.state.generations.values():
         assert not holding.readers, world.trace
+        assert not holding.lingering, world.trace
         assert not holding.pins, world.trace
         assert holding.drain is None, world.trace
 

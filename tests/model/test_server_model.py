@@ -226,6 +226,7 @@ class ServerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.reading)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
+        """A shard cannot finish, or has stopped after its siblings could not; of its last transaction."""
         seat, (group, sequence, _) = data.draw(st.sampled_from(sorted(self.reading.items())))
         request = m.Abort(self.real(seat), group, sequence, "no space")
         self.step(self.session[seat], request, "give_up", seat, group, sequence)

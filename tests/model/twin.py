@@ -35,6 +35,7 @@ class Twin:
         self.holdings: dict[str, dict[str, Any]] = {}  # by generation, oldest first
         self.known: dict[tuple[int, int], dict[str, Any]] = {}  # (version, shard): root, author, reported
         self.transactions: dict[str, dict[str, Any]] = {}
+        self.lingers: dict[Seat, tuple[str, int, int]] = {}  # what it may still read, and since which transaction
         self.outcomes: dict[tuple[str, int, int], int | None] = {}
         self.out: list[Message] = []
 
@@ -133,6 +134,7 @@ class Twin:
                 self.outcomes[replica, group, sequence] = None
             for seat in gone:
                 del self.seats[seat]
+                self.lingers.pop(seat, None)
                 self.last.pop(seat, None)
                 for generation in [g for g, h in self.holdings.items() if h["seat"] == seat]:
                     self.drop(generation)
@@ -163,6 +165,7 @@ class Twin:
             if h["upstream"] == generation:
                 h["upstream"] = None
                 self.say(self.seats.get(h["seat"], ""), 0, "SourceLost", (h["seat"], g, generation))
+        self.lingers = {seat: lingers for seat, lingers in self.lingers.items() if lingers[0] != generation}
         key = (gone["version"], gone["seat"][1])
         if key in self.known:
             known = self.known[key]
@@ -200,9 +203,10 @@ class Twin:
         return [h for h in self.holdings.values() if h["upstream"] == generation]
 
     def users(self, generation: str) -> list[str]:
-        """Seats that read, or are still to be granted, from a holding."""
+        """Seats that read, have not said that they stopped, or are still to be granted, from a holding."""
         pins = [f"{r}#{s}" for r, tx in self.transactions.items() for s, g in tx["pins"].items() if g == generation]
-        return sorted({*pins, *(f"{h['seat'][0]}#{h['seat'][1]}" for h in self.readers(generation))})
+        late = [f"{seat[0]}#{seat[1]}" for seat, lingers in self.lingers.items() if lingers[0] == generation]
+        return sorted({*pins, *late, *(f"{h['seat'][0]}#{h['seat'][1]}" for h in self.readers(generation))})
 
     # ------------------------------------------------------------ publishing
 
@@ -323,6 +327,7 @@ class Twin:
         old = self.at(seat)
         if old and self.holdings[old]["drain"]:
             raise Stop("Busy")
+        self.stopped(seat, group, sequence)
         if tx is None:
             tx = {"selector": selector, "version": None, "parts": {}, "hidden": set(), "pins": {}, "done": set()}
             tx |= {"source": None, "deadline": 0}
@@ -533,7 +538,12 @@ class Twin:
                 self.tell_idle(replica, {shard}, group, sequence)
         elif group == self.groups[replica][0] and sequence > self.groups[replica][1]:
             raise Stop("BadRequest")
+        self.stopped(seat, group, sequence)
         self.say(who, call, "Ok")
+
+    def stopped(self, seat: Seat, group: int, sequence: int) -> None:
+        if seat in self.lingers and (group, sequence) >= self.lingers[seat][1:]:
+            del self.lingers[seat]
 
     def abort(self, replica: str, failures: dict[int, str], quiet: bool = False) -> None:
         tx = self.transactions[replica]
@@ -545,6 +555,9 @@ class Twin:
             elif not (quiet and shard in failures):
                 self.say(part["who"], 0, "TransactionAborted", ((replica, shard), group, sequence))
             if part["generation"] in self.holdings:
+                source = self.holdings[part["generation"]]["upstream"]
+                if source and not (quiet and shard in failures):
+                    self.lingers[replica, shard] = (source, group, sequence)
                 self.drop(part["generation"])
         self.tell_idle(replica, {*tx["parts"], *(failures if quiet else ())}, group, sequence)
         for generation in tx["hidden"]:

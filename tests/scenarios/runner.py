@@ -112,7 +112,9 @@ class Player:
                     else root(process.cluster.machine.state.generations[process.generation].slot.record.version.number)
                 )
                 return process.done(number, digest), process.session
-            case "abort":
+            case "rejoin":
+                request = m.Join(process.seat, process.shards, "flat", False, process.location)
+            case "abort" | "stopped":
                 request = m.Abort(process.seat, process.group, process.sequence, " ".join(rest))
             case "leave":
                 request = m.Leave(process.seat)

@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from tensorhub.errors import OutcomeUnknown, TensorHubError, VersionUnavailable, WaitTimeout
-from tensorhub.messages import Done, Reply, Request
+from tensorhub.errors import Closed, GroupAborted, OutcomeUnknown, TensorHubError, VersionUnavailable, WaitTimeout
+from tensorhub.messages import Abort, Done, Reply, Request
 from tensorhub.types import Latest, Location, ModelKey, ReplicaId, Seat
 from tests.sim.content import draw_layout
 from tests.sim.memory import Meddling, Rule
@@ -162,5 +162,89 @@ def test_a_seal_of_what_the_server_dropped_is_no_accident() -> None:
                 await process.unpublish(5.0, abandon=True)
 
         assert await in_each(trainer, work) == [None]
+
+    told(1, story)
+
+
+async def reading(
+    world: World, trainer: list[Process], rollout: list[Process]
+) -> tuple[asyncio.Future[list[object]], asyncio.Future[list[object]]]:
+    """Slow reads are under way, and the first reader's source waits for its end: that reader's replicate, and the
+    unpublish. Whenever that returns, nobody reads there."""
+
+    def is_read() -> bool:
+        return any(read.source is trainer[0] for read in world.plane.reading.values())
+
+    async def unpublish(process: Process) -> None:
+        await process.unpublish(60.0, abandon=False)
+        if is_read():
+            world.checkers.violated("Drained", process, "it is still read")
+
+    await publish(trainer, 1)
+    world.plane.bytes_per_s = 0.02e6
+    pull = asyncio.ensure_future(in_each(rollout[:1], lambda process: process.replicate(Latest(), 60.0, None)))
+    siblings = [process.strand.spawn(process.replicate(Latest(), 60.0, None)) for process in rollout[1:]]
+    asyncio.gather(*siblings, return_exceptions=True)
+    await asyncio.sleep(0.5)
+    assert is_read()
+    drain = asyncio.ensure_future(in_each(trainer[:1], unpublish))
+    await asyncio.sleep(0.1)
+    return pull, drain
+
+
+def test_an_aborted_reader_that_has_not_heard_of_it_is_waited_for() -> None:
+    """A sibling dies; its news reaches the other shard late, which reads on meanwhile: the source's unpublish returns
+    only after that. (sibling_dies)"""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        pull, drain = await reading(world, trainer, rollout)
+        world.network.part(rollout[0])
+        await rollout[1].kill()
+        await asyncio.sleep(4.0)
+        assert world.machine.state.sessions[rollout[0].session.id].lingers
+        assert not drain.done()
+        world.network.join(rollout[0])
+        assert await drain == [None]
+        assert isinstance((await pull)[0], GroupAborted)
+
+    told(2, story)
+
+
+def test_a_reader_says_that_it_stopped_until_it_is_heard() -> None:
+    """The word of an aborted reader is lost with its connection, after its call has returned: it is said again, and the
+    source's unpublish does not wait for this shard's next replicate. (sibling_dies)"""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        pull, drain = await reading(world, trainer, rollout)
+        reader, ask = rollout[0], rollout[0].session.call
+
+        async def fall_silent(request: Request, timeout_s: float) -> Reply:
+            if isinstance(request, Abort):
+                world.network.part(reader)
+            return await ask(request, timeout_s)
+
+        reader.session.call = fall_silent  # type: ignore[method-assign]
+        await rollout[1].kill()
+        assert isinstance((await pull)[0], GroupAborted)
+        reader.session.call = ask  # type: ignore[method-assign]
+        assert not drain.done()
+        world.network.cut(reader, "lost")
+        world.network.join(reader)
+        async with asyncio.timeout(2.0):
+            assert await drain == [None]
+        assert reader.session.id in world.machine.state.sessions, "it was its word, not the end of its lease"
+
+    told(2, story)
+
+
+def test_a_reader_leaves_after_its_last_read() -> None:
+    """A hub is closed while it replicates: its seat is given up, and so its source drained, when nothing is read any
+    more."""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        pull, drain = await reading(world, trainer, rollout)
+        assert await in_each(rollout, lambda process: process.member.close(30.0)) == [None]
+        assert isinstance((await pull)[0], Closed)
+        assert await drain == [None]
 
     told(1, story)

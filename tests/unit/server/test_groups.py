@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tensorhub import messages as m
 from tensorhub.types import AtLeast, Exactly, Latest
 from tests.unit.server.kit import Cluster, Process, root
@@ -154,6 +156,124 @@ def test_sibling_dies() -> None:
     assert error_of(late) == "GroupAborted"
     rolls[0].group, rolls[0].sequence = moved.group, 0
     assert isinstance(rolls[0].answer(rolls[0].replicate()), m.Granted)
+
+
+def aborted_by_sibling() -> tuple[Cluster, Process, int, list[Process]]:
+    """Two shards read; the second aborts; the first one's source unpublishes, and so far nobody has answered it."""
+    cluster, trainers, rolls = pair()
+    for roll in rolls:
+        roll.replicate()
+    rolls[1].abort()
+    call = trainers[0].unpublish(timeout_s=60)
+    assert trainers[1].answer(trainers[1].unpublish()) is not None, "who aborts has stopped"
+    assert trainers[0].answer(call) is None
+    return cluster, trainers[0], call, rolls
+
+
+@pytest.mark.parametrize("word", ["abort", "replicate", "abort of a later one", "leave", "goodbye", "lease"])
+def test_aborted_reader_is_waited_for_until_its_word(word: str) -> None:
+    """`sibling_dies`: a reader aborted by its sibling may read on, so its source is drained by its own word or the end
+    of its lease, whichever comes first."""
+    cluster, trainer, call, rolls = aborted_by_sibling()
+    reader = rolls[0]
+    match word:
+        case "abort":
+            reader.abort("")
+        case "replicate":
+            reader.sequence += 1
+            reader.replicate()
+        case "abort of a later one":
+            reader.sequence += 1
+            reader.abort()
+        case "leave":
+            reader.leave()
+        case "goodbye":
+            reader.do(m.Goodbye())
+        case "lease":
+            cluster.alive(9, trainer)
+            assert trainer.answer(call) is None
+            cluster.alive(2, trainer)
+    assert trainer.answer(call) == m.Unpublished((), (str(reader.seat),))
+
+
+@pytest.mark.parametrize("message", ["join", "beat", "progress", "done", "replicate again", "abort of an earlier one"])
+def test_aborted_reader_is_not_taken_at_other_words(message: str) -> None:
+    """What a process also says while it reads, or said before, does not mean that it has stopped."""
+    _, trainer, call, rolls = aborted_by_sibling()
+    reader = rolls[0]
+    asked = (reader.seat, "a", reader.group, reader.sequence, Latest(), 5_000_000_000, reader.generation)
+    match message:
+        case "join":
+            reader.join()
+        case "beat":
+            reader.do(m.Beat(reader.session))
+        case "progress":
+            reader.progress(3)
+        case "done":
+            reader.done(1)
+        case "replicate again":
+            reader.do(m.Replicate(*asked))
+        case "abort of an earlier one":
+            reader.do(m.Abort(reader.seat, reader.group - 1, 7, "no route"))
+    assert trainer.answer(call) is None
+
+
+def test_aborted_reader_takes_no_place() -> None:
+    """Four aborted readers that have not stopped yet keep nobody from their source; an unpublish names them."""
+    cluster = Cluster(shards=2)
+    trainers = cluster.group("trainer")
+    for trainer in trainers:
+        trainer.publish(1)
+        trainer.seal(1)
+    for number in range(4):
+        late, quits = cluster.group(f"late-{number}")
+        late.replicate()
+        quits.abort()
+    reader = cluster.process("reader#0")
+    assert isinstance(reader.answer(reader.replicate()), m.Granted)
+    reader.abort()
+    answer = trainers[0].answer(trainers[0].unpublish(abandon=True))
+    assert isinstance(answer, m.Unpublished)
+    assert answer.readers == tuple(f"late-{number}#0" for number in range(4))
+    assert cluster.processes["late-0#0"].abort("") == m.Ok()
+
+
+def test_reader_that_lost_its_seat_is_waited_for() -> None:
+    """A reader without its control connection may live and read: who takes its seat takes no grant back in its name."""
+    cluster = Cluster()
+    trainer, reader = cluster.process("trainer"), cluster.process("reader")
+    trainer.publish(1)
+    trainer.seal(1)
+    reader.replicate()
+    cluster.disconnect(reader)
+    cluster.process("reader", life=2)
+    call = trainer.unpublish(timeout_s=60)
+    reader.hello()
+    assert error_of(reader.join()) == "SeatTaken"
+    assert trainer.answer(call) is None
+    assert reader.abort("") == m.Ok()
+    assert isinstance(trainer.answer(call), m.Unpublished)
+
+
+def test_aborted_reader_holds_up_an_overwrite() -> None:
+    """A relay whose aborted reader has not stopped does not get its next grant before."""
+    cluster, trainers, relays = pair()
+    for relay in relays:
+        relay.replicate()
+    for relay in relays:
+        relay.done(1)
+        relay.sequence += 1
+    for trainer in trainers:
+        trainer.unpublish()
+    reader, quits = cluster.group("reader")
+    reader.replicate()
+    quits.abort()
+    next_version(trainers, 2)
+    calls = [relay.replicate() for relay in relays]
+    assert relays[0].answer(calls[0]) is None
+    assert isinstance(relays[1].answer(calls[1]), m.Granted)
+    reader.abort("")
+    assert isinstance(relays[0].answer(calls[0]), m.Granted)
 
 
 def test_all_errors_surface() -> None:

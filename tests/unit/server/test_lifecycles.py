@@ -144,11 +144,14 @@ def test_holding(state: str, event: str) -> None:
 
 # ---------------------------------------------------------------- transactions
 
-PHASES = ("none", *(phase.name for phase in Phase), "committed", "aborted")
+PHASES = ("none", *(phase.name for phase in Phase), "committed", "aborted", "lingering")
 
 
 def part_in(phase: str) -> tuple[Cluster, Process, Process]:
-    """A group of two whose shard 0 is in this phase, and its sibling; the trainer holds version 1 or 2."""
+    """A group of two whose shard 0 is in this phase, and its sibling; the trainer holds version 1 or 2.
+
+    `lingering`: it was reading when its sibling ended the transaction, and has not said that it stopped.
+    """
     cluster = Cluster(shards=2)
     trainers = cluster.group("trainer")
     me, sibling = cluster.group("roll")
@@ -183,6 +186,8 @@ def part_in(phase: str) -> tuple[Cluster, Process, Process]:
         me.reroute(trainers[0].published, timeout_s=30)
     if phase == "DONE":
         me.done(1)
+    if phase == "lingering":
+        sibling.abort("no route")
     return cluster, me, sibling
 
 
@@ -199,6 +204,8 @@ def phase_of(cluster: Cluster, me: Process) -> str:
     replica = cluster.machine.state.models[me.seat.model].replicas.get(me.seat.replica)
     if replica is None or me.seat.shard not in replica.members:
         return "gone"
+    if me.seat in cluster.machine.state.sessions[me.session].lingers:
+        return "lingering"
     part = replica.transaction.parts.get(0) if replica.transaction else None
     return "none" if part is None else part.phase.name
 
@@ -206,6 +213,13 @@ def phase_of(cluster: Cluster, me: Process) -> str:
 def ask(me: Process) -> object:
     generation, answer = me.generation, me.answer(me.replicate(timeout_s=30))
     me.generation = generation or me.generation
+    return answer
+
+
+def ask_next(me: Process) -> object:
+    me.sequence += 1
+    answer = ask(me)
+    me.sequence -= 1
     return answer
 
 
@@ -217,6 +231,7 @@ def sibling_aborts(me: Process) -> object:
 
 PART_EVENTS: dict[str, Callable[[Process], object]] = {
     "replicate": ask,
+    "replicate next": ask_next,
     "serve": serve,
     "reroute": lambda me: me.answer(me.reroute(me.cluster.processes["trainer#0"].published, timeout_s=30)),
     "done": lambda me: me.answer(me.done(1)),
@@ -232,7 +247,13 @@ PART_TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "none": ("waits", "WAITING"),
         "committed": ("Held", "HELD"),
         "aborted": ("GroupAborted", "none"),
+        "lingering": ("GroupAborted", "lingering"),
         "else": ("Busy", ""),
+    },
+    "replicate next": {
+        "aborted": ("Granted", "READING"),
+        "lingering": ("Granted", "READING"),
+        "else": ("BadRequest", ""),
     },
     "serve": {
         "READING": ("Ok", "READING"),
@@ -252,6 +273,7 @@ PART_TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "HELD": ("waits", "DONE"),
         "DONE": ("waits", "DONE"),
         "aborted": ("GroupAborted", "none"),
+        "lingering": ("GroupAborted", "lingering"),
         "else": ("BadRequest", ""),
     },
     "done wrong": {
@@ -260,10 +282,15 @@ PART_TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "HELD": ("waits", "DONE"),
         "DONE": ("waits", "DONE"),
         "aborted": ("GroupAborted", "none"),
+        "lingering": ("GroupAborted", "lingering"),
         "else": ("BadRequest", ""),
     },
     "abort": {"else": ("Ok", "none")},
-    "sibling aborts": {"else": ("Ok", "none")},
+    "sibling aborts": {
+        "READING": ("Ok", "lingering"),
+        "lingering": ("Ok", "lingering"),
+        "else": ("Ok", "none"),
+    },
     "leave": {"else": ("Ok", "gone")},
 }
 

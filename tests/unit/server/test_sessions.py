@@ -214,10 +214,52 @@ def test_claimed_filling_holds_its_source(reader_first: bool) -> None:
     trainer = claimant(cluster, "trainer", published=True)
     if not reader_first:
         claimant(cluster, "roll", **filling)
-    call = trainer.unpublish()
+    roll = cluster.processes["roll"]
+    call = trainer.unpublish(timeout_s=60)
+    cluster.alive(30, trainer, roll)
     assert trainer.answer(call) is None
-    cluster.processes["roll"].leave()
+    roll.leave()
     assert trainer.answer(call).readers == ()
+
+
+def test_a_claimed_source_is_not_drained_before_its_old_readers_could_come_back() -> None:
+    """Drained, over a restart: a new server cannot know who still reads what an earlier one granted; a lease later
+    everybody is back or has fenced itself. What was hidden stays hidden."""
+    cluster = Cluster()
+    trainer = claimant(cluster, "trainer", published=True, hidden=True)
+    observer = cluster.process("roll")
+    assert observer.answer(observer.replicate()) is None
+    call = trainer.unpublish(timeout_s=3)
+    cluster.alive(4, trainer, observer)
+    assert "an earlier life" in trainer.answer(call).message
+    call = trainer.unpublish(timeout_s=60)
+    cluster.alive(5, trainer, observer)
+    assert trainer.answer(call) is None
+    cluster.alive(5, trainer, observer)
+    assert trainer.answer(call).readers == ()
+
+
+def test_what_a_seat_does_not_claim_is_dropped() -> None:
+    """A publish whose answer was lost, or an abandon that never arrived: the next Join of the seat sets it right."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    trainer.seal(1)
+    assert trainer.publish(1) != m.Ok()
+    first = cluster.machine.state.generations.copy()
+    assert isinstance(trainer.join(), m.Joined)
+    assert first
+    assert not cluster.machine.state.generations
+    assert trainer.publish(2) == m.Ok()
+
+
+def test_a_publish_asked_again_is_answered_again() -> None:
+    """The answer was lost with its connection: the same generation of the same version is no second publish."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    assert trainer.publish(1) == m.Ok()
+    again = m.Publish(trainer.seat, "a", Version("main", 1), trainer.published, content(1), trainer.locators(), b"here")
+    assert trainer.do(again) == m.Ok()
 
 
 def test_claim_that_contradicts() -> None:
