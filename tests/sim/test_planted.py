@@ -59,11 +59,6 @@ def unpublish_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(publishing, "is_drained", lambda holding: True)
 
 
-def aborted_readers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Whose group was aborted by others loses its place in its source's drain before it knows."""
-    patch.setattr(groups, "linger", lambda turn, reader, transaction: None)
-
-
 def shown_before_verified(patch: pytest.MonkeyPatch) -> None:
     """A filling shows chunks before they have landed."""
     real = Filling._read
@@ -109,7 +104,6 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (no_digests, "No false progress"),
     (shards_commit_alone, "One version per replica"),
     (unpublish_does_not_wait, "Drained"),
-    (aborted_readers_are_forgotten, "Drained"),
     (shown_before_verified, "Broken"),
     (version_kept_after_failure, "No false progress"),
     (write_goes_unnoticed, "Exact"),
