@@ -32,6 +32,8 @@ NAME_BYTES_MAX = 256
 #: One replica's shards; 16 hosts of 64 accelerators.
 SHARDS_MAX = 1024
 VERSION_MAX = 2**63 - 1
+#: No wait is endless: a day is longer than any step of training.
+TIMEOUT_S_MAX = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -153,6 +155,15 @@ def check_name(kind: str, name: object) -> str:
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise BadRequest(f"{kind} {name[:40]!r}... is longer than {NAME_BYTES_MAX} bytes")
     return name
+
+
+def check_timeout(seconds: object) -> float:
+    """The seconds if they are a finite number from 0 to `TIMEOUT_S_MAX`, else `BadRequest`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise BadRequest(f"timeout must be a number of seconds, not {type(seconds).__name__} {str(seconds)[:40]!r}")
+    if not 0 <= seconds <= TIMEOUT_S_MAX:
+        raise BadRequest(f"timeout {seconds} s is outside 0 to {TIMEOUT_S_MAX}; every wait has an end")
+    return float(seconds)
 
 
 def parse_selector(value: object) -> Selector:

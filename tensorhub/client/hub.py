@@ -31,6 +31,7 @@ from tensorhub.types import (
     Seat,
     Selector,
     check_name,
+    check_timeout,
     parse_selector,
 )
 
@@ -107,6 +108,7 @@ class Hub:
         """
         if digest not in ("background", "now", "off"):
             raise BadRequest(f"digest is 'background', 'now' or 'off', not {digest!r}")
+        timeout = check_timeout(timeout)
         self._on_loop(self._member.publish(version, buffers, digest, timeout), timeout)
 
     def unpublish(self, *, timeout: float = 30.0, abandon: bool = False, buffers: str = DEFAULT_BUFFERS) -> None:
@@ -116,6 +118,7 @@ class Hub:
         tensor was written to while published, `VersionConflict` when others published the same version with other
         bytes. `abandon=True` does not wait: readers that overlap fail untorn.
         """
+        timeout = check_timeout(timeout)
         self._on_loop(self._member.unpublish(buffers, timeout, abandon=abandon), timeout)
 
     def replicate(
@@ -133,12 +136,13 @@ class Hub:
         the named tensors, serves nobody, and leaves `hub.version` at None. On failure the tensors count as torn, unless
         not a byte was written.
         """
-        selector = parse_selector(version)
+        selector, timeout = parse_selector(version), check_timeout(timeout)
         names = None if only is None else self._names(only)
         return self._on_loop(self._member.replicate(selector, buffers, timeout, names), timeout)
 
     def suspend(self, *, timeout: float = 30.0) -> None:
         """Before an engine frees its weights: leave the source pool, drain, deregister. Use after it is an error."""
+        timeout = check_timeout(timeout)
         self._on_loop(self._member.suspend(timeout), timeout)
 
     def resume(self, tensors: Tensors, *, buffers: str = DEFAULT_BUFFERS) -> None:
@@ -179,23 +183,26 @@ class Hub:
 
     def versions(self, *, timeout: float = 10.0) -> list[VersionView]:
         """All versions of this model that the server knows, newest first."""
+        timeout = check_timeout(timeout)
         reply = self._on_loop(self._member.session.call(List(self._member.seat.model), timeout), timeout)
         return list(_expect(reply, Listing).versions)
 
     def status(self, *, timeout: float = 10.0) -> StatusView:
         """Sessions, versions, holdings and waits of this model, as the server sees them."""
+        timeout = check_timeout(timeout)
         reply = self._on_loop(self._member.session.call(Status(self._member.seat.model), timeout), timeout)
         return _expect(reply, StatusView)
 
     def wait(self, version: object = "latest", *, timeout: float = 60.0) -> int:
         """Block until a version matches, without pulling it; its number. Raises `WaitTimeout`."""
-        member = self._member
+        member, timeout = self._member, check_timeout(timeout)
         request = Wait(member.seat.model, parse_selector(version), member.location, int(timeout * NS))
         reply = self._on_loop(member.session.call(request, timeout + REPLY_MARGIN_S), timeout + REPLY_MARGIN_S)
         return _expect(reply, Found).version.number
 
     def watch(self, *, timeout: float = 60.0) -> Iterator[Event]:
         """Changes of this model as they happen, until none comes for `timeout` seconds."""
+        timeout = check_timeout(timeout)
         events = self._member.session.watch(self._member.seat.model)
         try:
             while (event := self._on_loop(_next(events, timeout), timeout)) is not None:
@@ -257,6 +264,7 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
         raise BadRequest(f"shards must be an int from 1 to {SHARDS_MAX}, not {shards!r}")
     if isinstance(shard, bool) or not isinstance(shard, int) or not 0 <= shard < shards:
         raise BadRequest(f"shard must be an int from 0 to {shards - 1}, not {shard!r}")
+    timeout = check_timeout(timeout)
     key = ModelKey(check_name("job", job or default_job()), check_name("model", model))
     seat = Seat(key, ReplicaId(check_name("replica", replica)), shard)
     place = Location.parse(location if location is not None else os.environ.get("TENSORHUB_LOCATION", ""))
@@ -309,7 +317,7 @@ def _key(model: str | None, job: str | None) -> ModelKey | None:
 
 
 def _ask(server: str | None, request: Status | List, timeout_s: float) -> object:
-    address = default_server(server)
+    address, timeout_s = default_server(server), check_timeout(timeout_s)
     runtime = Runtime.acquire()
     try:
         return runtime.run(_ask_once(runtime, address, request, timeout_s), timeout_s)

@@ -15,9 +15,8 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tensorhub import native
 from tensorhub.client.links import parse_server
@@ -43,7 +42,10 @@ class ThreadOffload:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=prepare)
 
     async def run(self, work: Callable[[], T]) -> T:
-        future = self._pool.submit(work)
+        try:
+            future = self._pool.submit(work)
+        except RuntimeError as error:  # the pool, or the interpreter, is shutting down
+            raise Closed("this process is ending") from error
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -54,6 +56,28 @@ class ThreadOffload:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Call(Generic[T]):
+    """A coroutine that one thread runs on another's loop, and when it is really over."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.ended = threading.Event()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(lambda _: self.ended.set())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self) -> T:
+        if self._task is None or self._task.cancelled():
+            raise Closed("the hub was closed during this call")
+        return self._task.result()
 
 
 @dataclass(slots=True)
@@ -115,17 +139,21 @@ class Runtime:
         if threading.current_thread() is self._thread:
             work.close()
             raise Broken("a hub was called from its own background thread")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        call = _Call(work)
         try:
-            return future.result(timeout_s + STUCK_S)
-        except FutureTimeout:
-            if future.done():
-                raise
-            future.cancel()
-            raise Broken(f"a call did not honour its deadline of {timeout_s:g} s") from None
+            self.loop.call_soon_threadsafe(call.start)
+        except RuntimeError as error:
+            work.close()
+            raise Closed("the last hub of this process is being closed") from error
+        try:
+            if not call.ended.wait(timeout_s + STUCK_S):
+                raise Broken(f"a call did not honour its deadline of {timeout_s:g} s")
         except BaseException:
-            future.cancel()
+            # Whoever interrupts a call may use the tensors as soon as it has returned: it must be over by then.
+            self.loop.call_soon_threadsafe(call.cancel)
+            call.ended.wait(STUCK_S)
             raise
+        return call.result()
 
     # ------------------------------------------------------------ shared by hubs; on the loop's thread
 

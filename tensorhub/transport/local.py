@@ -122,7 +122,10 @@ class LocalEngine:
             self._pool = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="tensorhub-read")
         threads = READ_THREADS_MAX if total_bytes >= PARALLEL_BYTES_MIN else 1
         crew = _Crew(reading, threads, asyncio.get_running_loop())
-        jobs = [self._pool.submit(crew.work) for _ in range(threads)]
+        try:
+            jobs = [self._pool.submit(crew.work) for _ in range(threads)]
+        except RuntimeError as error:
+            raise Closed("this process is ending") from error
         self._readings.add(reading)
         self._running.add(crew.finished)
         cancelled: asyncio.CancelledError | None = None
