@@ -45,11 +45,18 @@ class Buffers(Protocol):
         ...
 
     def changed(self, before: list[int | None]) -> list[str]:
-        """Names of the tensors written to since `before = counters()`, or since the snapshot."""
+        """Names of the tensors written to since `before = counters()`, or since the snapshot.
+
+        Call `check_in_place` first: what tiny ones hold is read.
+        """
         ...
 
     def check_in_place(self, where: Where) -> None:
         """Raise `UsageError` naming each tensor whose memory is no longer where it was registered."""
+        ...
+
+    def check_large_in_place(self, where: Where) -> None:
+        """The same of tensors that are read and written in place at any time. Cheap: tiny ones are passed over."""
         ...
 
     def check_writable(self, where: Where) -> None:
@@ -65,7 +72,7 @@ class Buffers(Protocol):
         ...
 
     def install(self) -> None:
-        """Bring what landed in staging memory to the tensors: scatter, copies of tied names."""
+        """Bring what landed in staging memory to the tensors: scatter, copies of tied names. `check_in_place` first."""
         ...
 
     def adopt(self, theirs: Manifest, where: Where) -> Buffers:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +49,8 @@ class Publication:
     async def run(self, *, digests: bool) -> Digest | None:
         """Make everything readable, in order; the root digest, or None when stopped early.
 
-        `ContractBroken`, also kept in `broken`, when a tensor was written to before its chunk was digested: the
-        watermark then stays below it.
+        `ContractBroken`, also kept in `broken`, when a tensor was written to or given other memory before its chunk
+        was digested: the watermark then stays below it.
         """
         await self.offload.run(self.holding.buffers.stage)
         ends = self.holding.manifest.chunk_ends
@@ -80,11 +81,15 @@ class Publication:
 
     def _check_counters(self) -> None:
         """`check`, but for tensors of which a snapshot is served: what is written to them changes nothing."""
+        with self._kept():
+            self.holding.buffers.check_large_in_place(self.where)
         if self.holding.buffers.counters() != self.counters:
             self.check()
 
     def check(self) -> None:
-        """Raise `ContractBroken` naming every tensor written to since the publish was called."""
+        """Raise `ContractBroken` naming each tensor written to or given other memory since the publish was called."""
+        with self._kept():
+            self.holding.buffers.check_in_place(self.where)
         if changed := self.holding.buffers.changed(self.counters):
             shown = ", ".join(repr(name) for name in changed[:NAMES_SHOWN_MAX])
             more = f" and {len(changed) - NAMES_SHOWN_MAX} more" if len(changed) > NAMES_SHOWN_MAX else ""
@@ -93,6 +98,15 @@ class Publication:
                 Where(tensor=changed[0]).over(self.where),
             )
             raise self.broken
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """What breaks the contract is heard at the publisher's next call."""
+        try:
+            yield
+        except ContractBroken as broken:
+            self.broken = broken
+            raise
 
 
 def _digest_span(holding: Holding, start: int, stop: int) -> Callable[[], float]:

@@ -7,7 +7,7 @@ found anew each time, because memory may have been freed and taken by another te
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -40,6 +40,10 @@ class BufferSet:
     #: What the tensors are in this memory: the manifest of their registration.
     mine: Manifest
     placement: Placement
+    #: {row: its storage} of every tensor that is not tiny. Their memory is read and written in place, at any time: it
+    #: stays mapped even when a tensor is given other memory meanwhile (`.data = `). Tiny ones are touched at snapshot
+    #: and install only.
+    storages: dict[int, torch.UntypedStorage]
 
     @property
     def memory(self) -> MemoryMap:
@@ -70,7 +74,10 @@ class BufferSet:
             return [None if tensors[i].is_inference() else tensors[i]._version for i in self._counted]
 
     def changed(self, before: list[int | None]) -> list[str]:
-        """Names of tensors written to since `before = counters()`; tiny ones since `snapshot()`, by their bytes."""
+        """Names of tensors written to since `before = counters()`; tiny ones since `snapshot()`, by their bytes.
+
+        Reads the tiny ones where they were registered: `check_in_place` first.
+        """
         now = self.counters()
         rows = [row for row, was, is_ in zip(self._counted, before, now, strict=True) if was != is_]
         tiny = self.placement.tiny_entries[self.placement.tiny.differing()]
@@ -81,17 +88,28 @@ class BufferSet:
 
         Also shapes and strides of tensors that are not tiny: in-place transposes keep the address.
         """
-        held = self.held
-        moved: list[str] = []
-        if [t.data_ptr() for t in held.tensors] != self._addresses:
-            moved = [
-                f"{name!r} moved from {was:#x} to {tensor.data_ptr():#x}"
-                for name, tensor, was in zip(held.names, held.tensors, self._addresses, strict=True)
-                if tensor.data_ptr() != was
-            ]
-        moved += [f"{held.names[i]!r} changed its shape or strides" for i in self._large if not self._has_form(i)]
+        if [t.data_ptr() for t in self.held.tensors] != self._addresses:
+            self._check_rows(range(len(self.held.tensors)), where)
+        self.check_large_in_place(where)
+
+    def check_large_in_place(self, where: Where) -> None:
+        """`check_in_place` of the tensors that are not tiny: cheap, however many tiny ones there are."""
+        self._check_rows(self.storages, where)
+
+    def _check_rows(self, rows: Iterable[int], where: Where) -> None:
+        names, tensors = self.held.names, self.held.tensors
+        moved = [
+            (row, f"moved from {self._addresses[row]:#x} to {tensors[row].data_ptr():#x}")
+            for row in rows
+            if tensors[row].data_ptr() != self._addresses[row]
+        ]
+        moved += [(row, "changed its shape or strides") for row in self.storages if not self._has_form(row)]
         if moved:
-            raise ContractBroken(f"registered tensors are no longer what was registered: {'; '.join(moved)}", where)
+            raise ContractBroken(
+                "registered tensors are no longer what was registered: "
+                + "; ".join(f"{names[row]!r} {change}" for row, change in moved),
+                Where(tensor=names[moved[0][0]]).over(where),
+            )
 
     def snapshot(self) -> None:
         """Copy tiny tensors into staging memory, at memory speed: what is written to them later changes no version."""
@@ -104,7 +122,10 @@ class BufferSet:
 
     def install(self) -> None:
         """Copy staging memory to the tensors it stands for, and fill aliases that are separate here: after the last
-        verified byte. Like every byte that lands, this is no write that torch counts in `_version`."""
+        verified byte. Like every byte that lands, this is no write that torch counts in `_version`.
+
+        `ContractBroken`, before anything is written, when a tensor was given other memory during the pull."""
+        self.check_in_place(Where())
         self.placement.fills.run()
         self.placement.tiny.back().run()
         for raw, area in self.placement.strided + self.placement.strided_fills:
@@ -156,7 +177,7 @@ class BufferSet:
         """
         found = [(self.placement.staging.data_ptr(), self.placement.staging.nbytes)]
         for i in np.flatnonzero((self.mine.parent < 0) & (self.mine.nbytes > TINY_BYTES)):
-            storage = self.held.tensors[i].untyped_storage()
+            storage = self.storages[int(i)]
             found.append((storage.data_ptr(), storage.nbytes()))
         joined: list[tuple[int, int]] = []
         for address, nbytes in sorted(set(found)):
@@ -184,10 +205,6 @@ class BufferSet:
         is_tiny = (self.held.nbytes[root] <= TINY_BYTES) & self.held.is_contiguous[root] & self.held.is_contiguous
         return [int(row) for row in np.flatnonzero(~is_tiny)]
 
-    @cached_property
-    def _large(self) -> list[int]:
-        return [int(i) for i in np.flatnonzero(self.held.nbytes > TINY_BYTES)]
-
     def _has_form(self, row: int) -> bool:
         """Whether a tensor has the shape and strides it was registered with."""
         tensor, strides = self.held.tensors[row], self.held.strides.get(row)
@@ -203,4 +220,6 @@ def register(tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: 
         Columns(held.names, held.dtypes, held.dtype_of, held.shapes, held.shape_of, held.nbytes, parent, offset)
     )
     rows = np.arange(len(held.names))
-    return BufferSet(name, manifest, held.tensors, held.devices, held, manifest, place(held, manifest, manifest, rows))
+    storages = {int(i): held.tensors[i].untyped_storage() for i in np.flatnonzero(held.nbytes > TINY_BYTES)}
+    placement = place(held, manifest, manifest, rows)
+    return BufferSet(name, manifest, held.tensors, held.devices, held, manifest, placement, storages)

@@ -143,6 +143,9 @@ class SimBuffers:
     def check_in_place(self, where: Where) -> None:
         """They never move."""
 
+    def check_large_in_place(self, where: Where) -> None:
+        """Nor do these."""
+
     def check_writable(self, where: Where) -> None:
         """They all are."""
 

@@ -81,6 +81,37 @@ def test_memory_freed_under_a_set_is_noticed() -> None:
         reg({"gone": gone})
 
 
+def test_memory_in_use_outlives_the_tensor_that_left_it() -> None:
+    """aba_same_pointer: a tensor given other memory does not free what is read and written in place, strided ones
+    included: the storage lives as long as the set."""
+    tensors = {"plain": torch.ones(3000), "rows": torch.ones(8, 4096)[:, :2048]}
+    held = reg(tensors)
+    before = {name: held.storages[row].data_ptr() for row, name in enumerate(held.held.names)}
+    for tensor in tensors.values():
+        tensor.data = torch.zeros(tensor.shape)
+    gc.collect()
+    others = [torch.zeros(tensor.shape) for tensor in tensors.values() for _ in range(20)]
+    assert not {other.data_ptr() for other in others} & set(before.values())
+    for check in (held.check_large_in_place, held.check_in_place):
+        with pytest.raises(ContractBroken, match=r"'plain' moved.*'rows' moved") as caught:
+            check(HERE)
+        assert caught.value.where.tensor == "plain"
+
+
+def test_tiny_tensors_are_not_asked_where_they_are_at_each_step() -> None:
+    """aba_same_pointer: the cheap check passes over tiny ones, and nothing is installed where one has been."""
+    tiny, large = torch.zeros(4), torch.zeros(3000)
+    held = reg({"tiny": tiny, "large": large})
+    held.snapshot()
+    left = tiny.detach()
+    tiny.data = torch.ones(4)
+    left.fill_(3)
+    held.check_large_in_place(HERE)
+    with pytest.raises(ContractBroken, match="'tiny' moved"):
+        held.install()
+    assert left.tolist() == [3] * 4
+
+
 def test_registering_twice_gives_the_same_regions_and_digest() -> None:
     """register_twice: the same tensors, in any order, are the same version in the same allocations."""
     tensors = {f"w{i}": torch.zeros(5000 + i) for i in range(4)}
