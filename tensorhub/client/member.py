@@ -35,7 +35,6 @@ from tensorhub.errors import (
     Where,
 )
 from tensorhub.messages import (
-    Claim,
     Conflicted,
     Join,
     Joined,
@@ -52,7 +51,6 @@ from tensorhub.messages import (
 )
 from tensorhub.ports import Engine, Offload
 from tensorhub.types import (
-    NO_GENERATION,
     UNVERIFIED,
     Generation,
     Location,
@@ -305,8 +303,12 @@ class Member:
                     f"buffers {name!r} are published as version {slot.version}; unpublish before replicating into them",
                     self.where,
                 )
-            slot.buffers.check_in_place(self.where)
+            slot.buffers.check_large_in_place(self.where)
             slot.buffers.check_writable(self.where)
+            if slot.state is State.COMPLETE and slot.holding.buffers.changed(slot.counters):
+                # Written to since: it is that version no more, whatever the server says, and nobody may read it.
+                await self._withdraw_quietly(slot)
+                await self._take_back(slot)
             return await Pull(self, slot, selector, timeout_s, only).run()
 
     # ------------------------------------------------------------ suspend, close
@@ -378,31 +380,8 @@ class Member:
         return any(slot.notices is not None for slot in self.slots.values())
 
     def _join_request(self) -> Join:
-        claims = tuple(
-            claim for name, slot in sorted(self.slots.items()) if (claim := self._claim(name, slot)) is not None
-        )
+        claims = tuple(claim for _, slot in sorted(self.slots.items()) if (claim := slot.claim()) is not None)
         return Join(self.seat, self.shards, self.layout, self.spot, self.location, claims)
-
-    def _claim(self, name: str, slot: Slot) -> Claim | None:
-        version = slot.version if slot.state in (State.PUBLISHED, State.COMPLETE) else slot.offered or slot.target
-        shown = slot.state in (State.PUBLISHED, State.COMPLETE, State.FILLING) or slot.offered is not None
-        if not shown or version is None or slot.holding.generation == NO_GENERATION:
-            return None
-        holding = slot.holding
-        return Claim(
-            name,
-            version,
-            holding.generation,
-            holding.content(slot.verified),
-            slot.root,
-            slot.state is State.COMPLETE,
-            slot.state is State.PUBLISHED or slot.offered is not None,
-            holding.watermark,
-            slot.upstream,
-            holding.locators,
-            holding.exposure,
-            slot.hidden,
-        )
 
     # ------------------------------------------------------------ helpers
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tensorhub.client.buffers import Buffers
 from tensorhub.client.holding import Holding
 from tensorhub.client.publication import Publication
 from tensorhub.client.results import Transfer
 from tensorhub.messages import Done, Notice
+from tensorhub.references import Claim
 from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, Version
 
 
@@ -41,6 +42,8 @@ class Slot:
     state: State = State.EMPTY
     #: What the registered tensors hold, whole; None unless published or complete.
     version: Version | None = None
+    #: The tensors' write counters when they became complete.
+    counters: list[int | None] = field(default_factory=list)
     #: What is, or was last, being filled in; and what was there before.
     target: Version | None = None
     previous: Version | None = None
@@ -72,6 +75,7 @@ class Slot:
 
     def complete(self, version: Version, root: Digest) -> None:
         """The group has committed: this is what the tensors hold, and what is served."""
+        self.counters = self.holding.buffers.counters()
         self.state, self.version, self.root, self.hidden = State.COMPLETE, version, root, False
         self.target, self.previous, self.upstream = None, None, NO_GENERATION
 
@@ -83,6 +87,28 @@ class Slot:
         """The tensors are the user's, and hold no version that we know of."""
         self.state, self.version, self.hidden, self.root = State.EMPTY, None, False, UNVERIFIED
         self.target, self.previous, self.upstream = None, None, NO_GENERATION
+
+    def claim(self) -> Claim | None:
+        """What to tell a server that does not know it, or may believe something else; None when nothing is shown."""
+        version = self.version if self.state in (State.PUBLISHED, State.COMPLETE) else self.offered or self.target
+        is_shown = self.state in (State.PUBLISHED, State.COMPLETE, State.FILLING) or self.offered is not None
+        holding = self.holding
+        if not is_shown or version is None or holding.generation == NO_GENERATION:
+            return None
+        return Claim(
+            self.buffers.name,
+            version,
+            holding.generation,
+            holding.content(self.verified),
+            self.root,
+            self.state is State.COMPLETE,
+            self.state is State.PUBLISHED or self.offered is not None,
+            holding.watermark,
+            self.upstream,
+            holding.locators,
+            holding.exposure,
+            self.hidden,
+        )
 
     def describe(self) -> str:
         """The state in words, for errors: `torn(target 7, previous 6)`."""
