@@ -39,9 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Server = Annotated[
-    str | None, typer.Option(help="'local', 'grpc://HOST:PORT' or 'ray://NAME' (default: TENSORHUB_SERVER, else local)")
-]
+Server = Annotated[str | None, typer.Option(help="'local' or 'local:NAME' (default: TENSORHUB_SERVER, else local)")]
 ModelName = Annotated[str | None, typer.Option("--model", help="only this model (default: all)")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead of tables")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="seconds to wait for the server")]
@@ -64,9 +62,14 @@ def demo(
     from tensorhub.cli import weights as chosen
     from tensorhub.cli.demo import Options, run, setups
     from tensorhub.cli.fleet import ProcessFleet
+    from tensorhub.client.links import parse_server
+    from tensorhub.transport.router import engine_names
 
     options = Options(chosen.choose(weights, model_mib), replicas, shards, rounds, engine, server)
     options.check()
+    engine_names(engine)
+    if server is not None:
+        parse_server(server)
     console = Console(stderr=as_json)
     view: demo_view.LiveView | demo_view.PlainView
     if console.is_terminal and not as_json:

@@ -103,7 +103,9 @@ class Transaction:
             async with asyncio.timeout(ABORT_S):
                 return await self._resolve(pending, ABORT_S)
         except GroupAborted as aborted:
-            raise WaitTimeout("not all shards of the group were done in time") from aborted
+            raise WaitTimeout(
+                f"not all shards of the replica were done in time; every shard must call replicate: {aborted.message}"
+            ) from aborted
         except (Unavailable, TimeoutError):
             raise unknown from None
 

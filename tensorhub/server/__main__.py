@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
 async def _run(options: argparse.Namespace) -> int:
     elected = await elect(options.name)
     if elected is None:
+        if not options.detach:
+            print(f"a server of this user already serves {options.name!r} on this host", file=sys.stderr)
         return 0
     settings = Settings(lease_ns=round(options.lease_s * 1e9), beat_ns=round(options.beat_s * 1e9))
     try:

@@ -308,6 +308,10 @@ def give_up(turn: Turn, request: Abort) -> None:
             outcome.failures.setdefault(request.seat.shard, request.reason)
     elif number == (replica.group, replica.sequence):
         transaction = replica.transaction or Transaction(replica, request.group, request.sequence, Latest(), "")
+        if part_done := transaction.done:
+            # The others are what this shard has been waiting for: say so.
+            missing = [str(shard) for shard in range(replica.shards) if shard not in part_done]
+            error = GroupAborted(f"{request.reason}; not done: shard {', '.join(missing)}", at(member))
         abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
     elif request.group == replica.group and request.sequence > replica.sequence:
         _check_open(member, request.group, request.sequence)

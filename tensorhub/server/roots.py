@@ -59,7 +59,10 @@ def compare(turn: Turn, holding: Holding) -> VersionConflict | None:
         holding.proven = True
         refresh(turn, holding)
         return None
-    reason = f"version {version} is published with other bytes: root digests differ"
+    reason = (
+        f"version {version} is published with other bytes by others, whose bytes are kept: root digests differ; "
+        "publish a higher version, or open a new lineage after a restart from a checkpoint"
+    )
     turn.notify(member.session.id, Conflicted(member.seat, holding.generation, version, reason))
     turn.event("conflict", slot.record.model, version, member.seat, reason)
     drop(turn, holding, reason)

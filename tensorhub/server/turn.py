@@ -89,8 +89,8 @@ class Turn:
         found = self.state.sessions.get(self.sender)
         if found is None:
             raise LeaseLost(
-                "the server does not know this session: its lease ran out or the server restarted; "
-                "say Hello and join again with what is held"
+                "the server has forgotten this process: it was silent for longer than its lease of "
+                f"{self.settings.lease_ns / 1e9:g} s, or the server restarted; call again, it comes back by itself"
             )
         return found
 

@@ -54,7 +54,9 @@ def engine_names(preference: str | Sequence[str]) -> tuple[str, ...]:
     wanted: dict[str, None] = {}
     for name in names:
         if name != AUTO and name not in _ENGINES:
-            raise BadRequest(f"engine {name!r} is unknown; use {AUTO!r} or of {', '.join(map(repr, _ENGINES))} some")
+            raise BadRequest(
+                f"engine {name!r} is unknown; use {AUTO!r}, or one or more of {', '.join(map(repr, _ENGINES))}"
+            )
         wanted.update(dict.fromkeys(_ENGINES if name == AUTO else (name,)))
     if not wanted:
         raise BadRequest(f"engine=[] leaves no way to move bytes; use {AUTO!r}")
