@@ -132,9 +132,11 @@ class BufferSet:
             raw.copy_(area)
 
     def check_writable(self, where: Where) -> None:
-        """`UnsupportedTensor` when tensors overlap other than as aliases: such memory cannot take a version."""
-        if self._overlaps:
-            raise UnsupportedTensor(f"tensors that cannot be written: {'; '.join(self._overlaps)}", where)
+        """`UnsupportedTensor` when tensors overlap other than as aliases, or lie in memory that is mapped read-only:
+        such memory cannot take a version. Found out once per registration."""
+        problems = self._overlaps + self._read_only
+        if problems:
+            raise UnsupportedTensor(f"tensors that cannot be written: {'; '.join(problems)}", where)
 
     def adopt(self, theirs: Manifest, where: Where) -> BufferSet:
         """The same tensors mapped onto a version's stream, as its destination.
@@ -193,6 +195,10 @@ class BufferSet:
     @cached_property
     def _overlaps(self) -> list[str]:
         return aliases.overlaps(self.held, self.mine.parent)
+
+    @cached_property
+    def _read_only(self) -> list[str]:
+        return aliases.read_only(self.held)
 
     @cached_property
     def _addresses(self) -> list[int]:
