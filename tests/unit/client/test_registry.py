@@ -218,8 +218,65 @@ def test_names_must_differ_as_text() -> None:
         reg({1: torch.zeros(1), "1": torch.zeros(2)})
     with pytest.raises(UsageError, match="not list"):
         reg([torch.zeros(1)])
-    with pytest.raises(LayoutMismatch, match="no text"):
-        reg({"\ud800": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["\ud800" * 100_000], "no text"),
+        (["\ud800" + str(i) for i in range(5000)], "no text"),
+        (["n" * 100_000], "longer than 1024 bytes"),
+        (["é" * 600], "longer than 1024 bytes"),
+        ([f"{i:0>2000}" for i in range(1000)], "longer than 1024 bytes"),
+    ],
+    ids=["surrogates", "many surrogates", "long", "long in bytes", "many long"],
+)
+def test_a_name_that_cannot_be_used_is_refused_in_few_words(names: list[str], reason: str) -> None:
+    """Each error shows the start of a name and the first of many, never all of 100 kB."""
+    tensor = torch.zeros(1)
+    with pytest.raises(UnsupportedTensor, match=reason) as caught:
+        reg(dict.fromkeys(names, tensor))
+    assert repr(names[0][:5])[1:-1] in caught.value.message
+    assert len(str(caught.value)) < 20_000
+    assert caught.value.where.model == "actor"
+
+
+def test_refusals_of_tensors_with_long_names_are_short_too() -> None:
+    """Names of refused tensors, and those equal as text, are shortened alike."""
+    with pytest.raises(UnsupportedTensor, match=r"'n{80}'\.\.\.: a float, not a tensor") as caught:
+        reg({"n" * 100_000: 1.0})
+    assert len(str(caught.value)) < 1000
+
+    class Key:
+        def __str__(self) -> str:
+            return "k" * 100_000
+
+    with pytest.raises(UnsupportedTensor, match=r"equal as text: \['k{80}'\.\.\.") as caught:
+        reg({Key(): torch.zeros(1), Key(): torch.zeros(1)})
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_subset_asked_for_by_a_wrong_name_says_so() -> None:
+    """subset_selection_exact: a name that is not registered is told as that, and whether the version has it."""
+    held = reg({"a": torch.zeros(2000)})
+    theirs = reg({"a": torch.zeros(2000), "theirs": torch.zeros(5)}).manifest
+    with pytest.raises(LayoutMismatch) as caught:
+        held.subset(["nope", "theirs", "x" * 100_000], theirs, HERE)
+    assert caught.value.message.endswith(
+        "'nope': not registered here, and not in the version either; "
+        "'theirs': not registered here, but in the version; "
+        f"'{'x' * 80}'...: not registered here, and not in the version either"
+    )
+    assert "missing" not in caught.value.message
+
+
+def test_a_subset_is_named_as_tensors_are_registered() -> None:
+    """subset_selection_exact: keys that are no text select what they registered, exactly, once."""
+    held = reg({1: torch.zeros(2000), 2: torch.zeros(2000)})
+    part = held.subset([1, "1"], held.manifest, HERE)  # type: ignore[list-item]
+    assert [tensor is held.tensors[0] for tensor in part.tensors] == [True]
+    with pytest.raises(LayoutMismatch, match="'3': not registered here"):
+        held.subset([3], held.manifest, HERE)  # type: ignore[list-item]
 
 
 def _overlapping(kind: str) -> dict[str, torch.Tensor]:
@@ -338,7 +395,9 @@ def test_a_subset_names_what_it_cannot_take() -> None:
     flat = torch.zeros(2000)
     held = reg({"a": flat, "b": flat[:10], "c": torch.zeros(5), "mine": torch.zeros(1)})
     theirs = reg({"a": torch.zeros(2000), "b": torch.zeros(10), "c": torch.zeros(6)}).manifest
-    with pytest.raises(LayoutMismatch, match=r"'c': shape \(5\) here, \(6\) there; 'mine': missing there; 'x': miss"):
+    with pytest.raises(
+        LayoutMismatch, match=r"'c': shape \(5\) here, \(6\) there; 'mine': missing there; 'x': not reg"
+    ):
         held.subset(["c", "mine", "x"], theirs, HERE)
     with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here: update both or none"):
         held.subset(["a"], theirs, HERE)
