@@ -1,12 +1,15 @@
-"""Which registered tensors share memory: exactly (aliases, whose bytes move once) or in part (overlaps).
+"""Which registered tensors share memory: exactly (aliases, whose bytes move once) or in part (overlaps), and
+which lie in memory that cannot be written at all.
 
-Decides from addresses alone, anew for each registration. It never reads memory and remembers nothing.
+Decides from addresses and the process's map of them, anew for each registration. It never reads the tensors' memory
+and remembers nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +19,9 @@ from tensorhub.ports import U64
 
 #: Pieces that colliding strided tensors may be broken into for an exact answer: 512 MiB of columns at most.
 OVERLAP_RUNS_MAX = 1 << 24
+
+#: "start-end rwxp ..." of every mapping of this process, ascending.
+MAPS = Path("/proc/self/maps")
 
 I64 = NDArray[np.int64]
 
@@ -54,7 +60,7 @@ def overlaps(held: Tensors, parent: I64) -> list[str]:
     """Why some of these tensors cannot be written independently: every overlap that is no alias, by name."""
     rows = np.flatnonzero((parent < 0) & (held.nbytes > 0))
     strided = [int(i) for i in rows[~held.is_contiguous[rows]]]
-    spans = {i: _span_bytes(held, i) for i in strided}
+    spans = {i: span_bytes(held, i) for i in strided}
     found = [
         f"{held.names[i]!r} overlaps itself, as an expanded tensor does"
         for i in strided
@@ -73,6 +79,34 @@ def overlaps(held: Tensors, parent: I64) -> list[str]:
     hit = np.flatnonzero(start[1:] < furthest[:-1]) + 1
     pairs = dict.fromkeys(zip(rows[holder[hit - 1]].tolist(), rows[hit].tolist(), strict=True))
     return found + [f"{held.names[i]!r} and {held.names[j]!r} overlap in memory" for i, j in pairs if i != j]
+
+
+def read_only(held: Tensors) -> list[str]:
+    """Which of these tensors lie in memory that this process has mapped without the right to write, by name.
+
+    Only what the map shows as such counts: it is no snapshot, and may miss what changes while it is read.
+    """
+    starts, ends = _unwritable_mappings(MAPS.read_bytes())
+    rows = np.flatnonzero(held.nbytes > 0)
+    size = held.nbytes[rows].copy()
+    for k in map(int, np.flatnonzero(~held.is_contiguous[rows])):
+        size[k] = span_bytes(held, int(rows[k]))
+    first = held.addresses[rows]
+    # The first such mapping that ends behind a tensor's first byte is the first it can touch.
+    nth = np.searchsorted(ends, first, side="right")
+    starts = np.append(starts, np.iinfo(np.uint64).max)
+    return [f"{held.names[i]!r} lies in read-only memory" for i in rows[starts[nth] < first + size]]
+
+
+def _unwritable_mappings(maps: bytes) -> tuple[U64, U64]:
+    """(starts, ends), ascending, of the mappings in a `/proc/self/maps` that may not be written."""
+    bounds = [
+        tuple(int(edge, 16) for edge in line[: line.index(b" ")].split(b"-"))
+        for line in maps.splitlines()
+        if line[line.index(b" ") + 2 : line.index(b" ") + 3] != b"w"
+    ]
+    starts, ends = np.array(bounds, dtype=np.uint64).reshape(-1, 2).T
+    return starts, ends
 
 
 def _expand_colliding(held: Tensors, start: U64, size: U64, rows: I64) -> tuple[U64, U64, I64]:
@@ -127,7 +161,7 @@ def grid(dims: Sequence[tuple[int, int]]) -> U64:
     return offsets
 
 
-def _span_bytes(held: Tensors, i: int) -> int:
+def span_bytes(held: Tensors, i: int) -> int:
     """Bytes from the first to behind the last byte of a strided tensor."""
     reach = sum((dim - 1) * stride for dim, stride in zip(held.shape(i), held.strides[i], strict=True))
     return (reach + 1) * held.tensors[i].itemsize

@@ -18,7 +18,7 @@ import torch
 from tensorhub.client import aliases
 from tensorhub.client.compaction import Placement, place
 from tensorhub.client.tensors import Tensors, read
-from tensorhub.errors import ContractBroken, UnsupportedTensor, Where
+from tensorhub.errors import ContractBroken, LayoutMismatch, UnsupportedTensor, Where
 from tensorhub.pipeline.columns import Columns
 from tensorhub.pipeline.counter import Span
 from tensorhub.pipeline.manifest import TINY_BYTES, Manifest
@@ -132,9 +132,11 @@ class BufferSet:
             raw.copy_(area)
 
     def check_writable(self, where: Where) -> None:
-        """`UnsupportedTensor` when tensors overlap other than as aliases: such memory cannot take a version."""
-        if self._overlaps:
-            raise UnsupportedTensor(f"tensors that cannot be written: {'; '.join(self._overlaps)}", where)
+        """`UnsupportedTensor` when tensors overlap other than as aliases, or lie in memory that is mapped read-only:
+        such memory cannot take a version. Found out once per registration."""
+        problems = self._overlaps + self._read_only
+        if problems:
+            raise UnsupportedTensor(f"tensors that cannot be written: {'; '.join(problems)}", where)
 
     def adopt(self, theirs: Manifest, where: Where) -> BufferSet:
         """The same tensors mapped onto a version's stream, as its destination.
@@ -152,9 +154,11 @@ class BufferSet:
     def subset(self, names: Collection[str], theirs: Manifest, where: Where) -> BufferSet:
         """A destination of exactly these tensors. `wanted` and `spans` say what to pull; nothing else is written.
 
+        Names count as text, as they do when tensors are registered.
         Chunks are verified whole: bytes of other tensors that share one land in staging memory. Refused as `adopt`
         refuses, and when a selected tensor shares memory with one that is not. Such a set never serves.
         """
+        names = list(dict.fromkeys(map(str, names)))
         check_compatible(self.mine, theirs, where, only=names)
         self.check_writable(where)
         rows = np.full(len(theirs.names), -1, dtype=np.int64)
@@ -195,6 +199,10 @@ class BufferSet:
         return aliases.overlaps(self.held, self.mine.parent)
 
     @cached_property
+    def _read_only(self) -> list[str]:
+        return aliases.read_only(self.held)
+
+    @cached_property
     def _addresses(self) -> list[int]:
         return [int(address) for address in self.held.addresses]
 
@@ -216,9 +224,11 @@ def register(tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: 
     """The buffer set of these tensors. `UnsupportedTensor` names every tensor that has no bytes to move, and why."""
     held = read(tensors, where)
     parent, offset = aliases.find(held)
-    manifest = Manifest.of(
-        Columns(held.names, held.dtypes, held.dtype_of, held.shapes, held.shape_of, held.nbytes, parent, offset)
-    )
+    columns = Columns(held.names, held.dtypes, held.dtype_of, held.shapes, held.shape_of, held.nbytes, parent, offset)
+    try:
+        manifest = Manifest.of(columns)
+    except LayoutMismatch as error:  # there is no version yet that they could differ from: names or sizes are at fault
+        raise UnsupportedTensor(error.message, where) from None
     rows = np.arange(len(held.names))
     storages = {int(i): held.tensors[i].untyped_storage() for i in np.flatnonzero(held.nbytes > TINY_BYTES)}
     placement = place(held, manifest, manifest, rows)

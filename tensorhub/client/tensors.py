@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tensorhub.errors import UnsupportedTensor, UsageError, Where
-from tensorhub.pipeline.columns import is_rising, numel_of
+from tensorhub.pipeline.columns import NAME_SHOWN_MAX, is_rising, listed, numel_of, short
 from tensorhub.ports import U64
 
 
@@ -58,7 +58,7 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
         names = list(map(str, names))
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
-            raise UnsupportedTensor(f"names that are equal as text: {twice}", _at(where, twice[0]))
+            raise UnsupportedTensor(f"names that are equal as text: {listed(twice)}", _at(where, twice[0]))
     try:
         return _columns(names, tensors)
     except (RuntimeError, _SuspectError):
@@ -138,7 +138,7 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
 def _refusal(names: list[str], tensors: list[Any], where: Where) -> UnsupportedTensor:
     problems = [(name, _kind_problem(type(t)) or _value_problem(t)) for name, t in zip(names, tensors, strict=True)]
     found = [(name, problem) for name, problem in problems if problem]
-    listed = "; ".join(f"{name!r}: {problem}" for name, problem in found)
+    listed = "; ".join(f"{short(name)}: {problem}" for name, problem in found)
     return UnsupportedTensor(f"tensors that cannot be registered: {listed}", _at(where, found[0][0] if found else None))
 
 
@@ -175,4 +175,4 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
 
 
 def _at(where: Where, tensor: str | None) -> Where:
-    return Where(tensor=tensor).over(where)
+    return Where(tensor=tensor and tensor[:NAME_SHOWN_MAX]).over(where)

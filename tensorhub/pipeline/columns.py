@@ -32,6 +32,9 @@ STREAM_BYTES_MAX = 1 << 44
 ENTRIES_MAX = 1 << 22
 #: Names are paths of modules; longer ones are a mistake.
 TENSOR_NAME_BYTES_MAX = 1024
+#: Characters of a name that an error repeats, and unusable names that it lists: a hundred thousand fit no log.
+NAME_SHOWN_MAX = 80
+NAMES_LISTED_MAX = 20
 #: numpy's own limit of dimensions.
 RANK_MAX = 64
 #: The widest element any dtype has (complex128).
@@ -102,6 +105,17 @@ def shown(shape: tuple[int, ...]) -> str:
     return "(" + ", ".join(map(str, shape)) + ")"
 
 
+def short(name: str) -> str:
+    """A name for an error, quoted: those that are refused for their length are not repeated at length."""
+    return repr(name) if len(name) <= NAME_SHOWN_MAX else f"{name[:NAME_SHOWN_MAX]!r}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for an error: the first few, and how many more there are."""
+    more = f" and {len(names) - NAMES_LISTED_MAX} more" if len(names) > NAMES_LISTED_MAX else ""
+    return f"[{', '.join(map(short, names[:NAMES_LISTED_MAX]))}]{more}"
+
+
 # ---------------------------------------------------------------- consistency
 
 
@@ -110,16 +124,16 @@ def _names_problem(names: list[str]) -> str | None:
         return f"{len(names)} tensors, the limit is {ENTRIES_MAX}"
     if not is_rising(names):
         twice = [a for a, b in itertools.pairwise(names) if a == b]
-        return f"names appear twice: {twice}" if twice else "names are not sorted"
+        return f"names appear twice: {listed(twice)}" if twice else "names are not sorted"
     try:
         "".join(names).encode()
     except UnicodeEncodeError:
-        return f"names that are no text: {[name for name in names if not _is_text(name)]}"
+        return f"names that are no text: {listed([name for name in names if not _is_text(name)])}"
     # A character has at most four bytes, so the usual manifest is settled by its longest name.
     if max(map(len, names), default=0) * 4 <= TENSOR_NAME_BYTES_MAX:
         return None
-    long = [name[:80] for name in names if len(name.encode()) > TENSOR_NAME_BYTES_MAX]
-    return f"names longer than {TENSOR_NAME_BYTES_MAX} bytes: {long}" if long else None
+    long = [name for name in names if len(name.encode()) > TENSOR_NAME_BYTES_MAX]
+    return f"names longer than {TENSOR_NAME_BYTES_MAX} bytes: {listed(long)}" if long else None
 
 
 def _is_text(name: str) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tensorhub.errors import Broken, LayoutMismatch, SourceFailed
-from tensorhub.pipeline.columns import I64, Columns, pack, shown, table_of, unpack
+from tensorhub.pipeline.columns import I64, Columns, pack, short, shown, table_of, unpack
 from tensorhub.ports import U64
 from tensorhub.types import Digest
 
@@ -191,7 +191,10 @@ class Manifest:
         return manifest
 
     def differences(self, other: Manifest, only: Collection[str] | None = None) -> list[str]:
-        """Every difference in names, shapes and dtypes, by name. "here" is this manifest, "there" the other."""
+        """Every difference in names, shapes and dtypes, by name. "here" is this manifest, "there" the other.
+
+        With `only`, those of the names asked for; one that this manifest lacks is the asker's mistake.
+        """
         if only is None and (self.names, self.dtypes, self.shapes) == (other.names, other.dtypes, other.shapes):
             return []
         here, there = self.index, other.index
@@ -199,10 +202,13 @@ class Manifest:
         for name in sorted(here.keys() | there.keys() if only is None else only):
             i, j = here.get(name), there.get(name)
             if i is None:
-                found.append(f"{name!r}: missing here")
+                asked = "not registered here" + (
+                    ", and not in the version either" if j is None else ", but in the version"
+                )
+                found.append(f"{short(name)}: {'missing here' if only is None else asked}")
+                continue
             if j is None:
                 found.append(f"{name!r}: missing there")
-            if i is None or j is None:
                 continue
             if self.shapes[i] != other.shapes[j]:
                 found.append(f"{name!r}: shape {shown(self.shapes[i])} here, {shown(other.shapes[j])} there")

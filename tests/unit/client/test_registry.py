@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import random
+import re
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,15 +87,17 @@ def test_memory_freed_under_a_set_is_noticed() -> None:
 
 def test_memory_in_use_outlives_the_tensor_that_left_it() -> None:
     """aba_same_pointer: a tensor given other memory does not free what is read and written in place, strided ones
-    included: the storage lives as long as the set."""
-    tensors = {"plain": torch.ones(3000), "rows": torch.ones(8, 4096)[:, :2048]}
+    included: that lives as long as the set."""
+    arrays = [np.ones(3000), np.ones((8, 4096))]
+    gone = [weakref.ref(array) for array in arrays]
+    plain, rows = map(torch.from_numpy, arrays)
+    tensors = {"plain": plain, "rows": rows[:, :2048]}
     held = reg(tensors)
-    before = {name: held.storages[row].data_ptr() for row, name in enumerate(held.held.names)}
+    del arrays, plain, rows
     for tensor in tensors.values():
         tensor.data = torch.zeros(tensor.shape)
     gc.collect()
-    others = [torch.zeros(tensor.shape) for tensor in tensors.values() for _ in range(20)]
-    assert not {other.data_ptr() for other in others} & set(before.values())
+    assert [ref() is not None for ref in gone] == [True, True]
     for check in (held.check_large_in_place, held.check_in_place):
         with pytest.raises(ContractBroken, match=r"'plain' moved.*'rows' moved") as caught:
             check(HERE)
@@ -142,8 +148,6 @@ def test_tiny_and_zero_size_tensors_are_served_from_staging_only() -> None:
 @pytest.mark.slow
 def test_nothing_is_held_alive_by_module_state() -> None:
     """aba_same_pointer: dropping a buffer set frees its tensors' memory; no cache keeps them."""
-    import weakref
-
     tensor = torch.zeros(100_000)
     gone = weakref.ref(tensor)
     held = reg({"w": tensor})
@@ -214,8 +218,65 @@ def test_names_must_differ_as_text() -> None:
         reg({1: torch.zeros(1), "1": torch.zeros(2)})
     with pytest.raises(UsageError, match="not list"):
         reg([torch.zeros(1)])
-    with pytest.raises(LayoutMismatch, match="no text"):
-        reg({"\ud800": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["\ud800" * 100_000], "no text"),
+        (["\ud800" + str(i) for i in range(5000)], "no text"),
+        (["n" * 100_000], "longer than 1024 bytes"),
+        (["é" * 600], "longer than 1024 bytes"),
+        ([f"{i:0>2000}" for i in range(1000)], "longer than 1024 bytes"),
+    ],
+    ids=["surrogates", "many surrogates", "long", "long in bytes", "many long"],
+)
+def test_a_name_that_cannot_be_used_is_refused_in_few_words(names: list[str], reason: str) -> None:
+    """Each error shows the start of a name and the first of many, never all of 100 kB."""
+    tensor = torch.zeros(1)
+    with pytest.raises(UnsupportedTensor, match=reason) as caught:
+        reg(dict.fromkeys(names, tensor))
+    assert repr(names[0][:5])[1:-1] in caught.value.message
+    assert len(str(caught.value)) < 20_000
+    assert caught.value.where.model == "actor"
+
+
+def test_refusals_of_tensors_with_long_names_are_short_too() -> None:
+    """Names of refused tensors, and those equal as text, are shortened alike."""
+    with pytest.raises(UnsupportedTensor, match=r"'n{80}'\.\.\.: a float, not a tensor") as caught:
+        reg({"n" * 100_000: 1.0})
+    assert len(str(caught.value)) < 1000
+
+    class Key:
+        def __str__(self) -> str:
+            return "k" * 100_000
+
+    with pytest.raises(UnsupportedTensor, match=r"equal as text: \['k{80}'\.\.\.") as caught:
+        reg({Key(): torch.zeros(1), Key(): torch.zeros(1)})
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_subset_asked_for_by_a_wrong_name_says_so() -> None:
+    """subset_selection_exact: a name that is not registered is told as that, and whether the version has it."""
+    held = reg({"a": torch.zeros(2000)})
+    theirs = reg({"a": torch.zeros(2000), "theirs": torch.zeros(5)}).manifest
+    with pytest.raises(LayoutMismatch) as caught:
+        held.subset(["nope", "theirs", "x" * 100_000], theirs, HERE)
+    assert caught.value.message.endswith(
+        "'nope': not registered here, and not in the version either; "
+        "'theirs': not registered here, but in the version; "
+        f"'{'x' * 80}'...: not registered here, and not in the version either"
+    )
+    assert "missing" not in caught.value.message
+
+
+def test_a_subset_is_named_as_tensors_are_registered() -> None:
+    """subset_selection_exact: keys that are no text select what they registered, exactly, once."""
+    held = reg({1: torch.zeros(2000), 2: torch.zeros(2000)})
+    part = held.subset([1, "1"], held.manifest, HERE)  # type: ignore[list-item]
+    assert [tensor is held.tensors[0] for tensor in part.tensors] == [True]
+    with pytest.raises(LayoutMismatch, match="'3': not registered here"):
+        held.subset([3], held.manifest, HERE)  # type: ignore[list-item]
 
 
 def _overlapping(kind: str) -> dict[str, torch.Tensor]:
@@ -240,6 +301,36 @@ def test_overlaps_can_be_published_but_not_written(kind: str) -> None:
     reg(copies).adopt(held.manifest, HERE)
     with pytest.raises(UnsupportedTensor, match=r"'w' overlaps itself|'w' and 'v' overlap|'v' and 'w' overlap"):
         held.adopt(held.manifest, HERE)
+
+
+@pytest.mark.filterwarnings("ignore:The given (buffer|NumPy array) is not writable")
+def test_read_only_memory_is_no_destination(tmp_path: Path) -> None:
+    """Read-only mappings can be published; as a destination each tensor in one is refused by name, tiny, strided and
+    large ones alike, where a write would kill the process. A private mapping and its neighbours are fine."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1 << 16))
+    with path.open("rb") as file:
+        mapped = torch.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype=torch.float32)
+    tensors = {
+        "frozen.tiny": mapped[:4],
+        "frozen.strided": mapped[5000:9000:3],
+        "frozen.large": mapped[9000:],
+        "frozen.numpy": torch.from_numpy(np.memmap(path, np.int64, "r")),
+        "private": torch.from_numpy(np.memmap(path, np.int64, "c")),
+        "empty": mapped[:0],
+        "usual": torch.zeros(4),
+        "big": torch.zeros(5000),
+    }
+    held = reg(tensors)
+    with pytest.raises(UnsupportedTensor) as caught:
+        held.check_writable(HERE)
+    assert sorted(re.findall(r"'([a-z.]+)' lies in read-only memory", caught.value.message)) == [
+        "frozen.large",
+        "frozen.numpy",
+        "frozen.strided",
+        "frozen.tiny",
+    ]
+    reg({name: tensor for name, tensor in tensors.items() if "frozen" not in name}).check_writable(HERE)
 
 
 def test_interleaved_views_do_not_overlap() -> None:
@@ -304,7 +395,9 @@ def test_a_subset_names_what_it_cannot_take() -> None:
     flat = torch.zeros(2000)
     held = reg({"a": flat, "b": flat[:10], "c": torch.zeros(5), "mine": torch.zeros(1)})
     theirs = reg({"a": torch.zeros(2000), "b": torch.zeros(10), "c": torch.zeros(6)}).manifest
-    with pytest.raises(LayoutMismatch, match=r"'c': shape \(5\) here, \(6\) there; 'mine': missing there; 'x': miss"):
+    with pytest.raises(
+        LayoutMismatch, match=r"'c': shape \(5\) here, \(6\) there; 'mine': missing there; 'x': not reg"
+    ):
         held.subset(["c", "mine", "x"], theirs, HERE)
     with pytest.raises(LayoutMismatch, match="'b' shares memory with 'a' here: update both or none"):
         held.subset(["a"], theirs, HERE)
