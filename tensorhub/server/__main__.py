@@ -70,7 +70,7 @@ async def _run(options: argparse.Namespace) -> int:
     elected = await elect(options.name)
     if elected is None:
         if not options.detach:
-            print(f"a server of this user already serves {options.name!r} on this host", file=sys.stderr)
+            sys.stderr.write(f"a server of this user already serves {options.name!r} on this host\n")
         return 0
     settings = Settings(lease_ns=round(options.lease_s * 1e9), beat_ns=round(options.beat_s * 1e9))
     try:

@@ -77,12 +77,14 @@ def test_a_tensor_given_other_memory_later_is_told_at_unpublish(name: str) -> No
 def test_a_tiny_tensor_given_other_memory_early_breaks_nothing_that_is_shown() -> None:
     """aba_same_pointer: a snapshot of it is served, so readers go on; unpublish tells."""
     tensors = {"tiny": torch.ones(8), "large": torch.ones(4000)}
+    before = tensors["tiny"].detach()  # alive, so that no other memory can have its address
 
     def rebind() -> None:
         tensors["tiny"].data = torch.zeros(8)
 
     publication = published(tensors, rebind)
     asyncio.run(publication.run(digests=True))
+    assert before.sum() == 8
     assert publication.holding.watermark == publication.holding.manifest.chunks
     with pytest.raises(ContractBroken, match="'tiny' moved from"):
         publication.check()

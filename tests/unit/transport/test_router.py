@@ -67,7 +67,7 @@ def test_nobody_reaches_says_why_for_each(engines):
 @pytest.mark.parametrize("preference", ["carrier-pigeon", ["memory", "rdma"]])
 def test_unknown_engines_are_refused_by_name(preference):
     """A typo is an error that lists the known names."""
-    with pytest.raises(BadRequest, match="'auto' or of 'memory', 'local'"):
+    with pytest.raises(BadRequest, match="'auto', or one or more of 'memory', 'local'"):
         open_engines(preference)
 
 
