@@ -28,11 +28,12 @@ from tensorhub.pipeline.plan import Plan
 from tensorhub.ports import U64, Chunks, Engine, Ranges
 from tensorhub.types import Digest, Generation, SessionId
 
-#: Bytes of one batch: large enough that handing it to an engine (about 0.3 ms of Python) is small beside it, small
-#: enough that a reader's own watermark rises thirty times in a GiB at full speed.
-BATCH_BYTES_MAX = 32 << 20
-#: A batch takes about this long on a slow link, so that a reader's own watermark keeps rising.
-BATCH_SECONDS = 0.02
+#: Bytes of one batch, at most and at first: handing one to an engine costs a fraction of a millisecond of Python, and
+#: a batch must be long beside it, or the copying threads wait.
+BATCH_BYTES_MAX = 256 << 20
+BATCH_BYTES_FIRST = 1 << 20
+#: A batch takes about this long: a reader's own watermark, and with it the next reader of a chain, moves this often.
+BATCH_SECONDS = 0.03
 #: Batches in flight: one landing, one ready to start.
 WINDOW = 2
 #: Between two looks at a watermark that did not move.
@@ -167,7 +168,7 @@ class Filling:
         else:
             await source.engine.read(source.peer, reads, READ_S)
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
-        self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
+        self._rate = max(rate, 0.7 * self._rate)  # up at once, down slowly
         wrong = np.flatnonzero(found != self.digests[first:stop])
         return first + int(wrong[0]) if self.verified and len(wrong) else None
 
@@ -202,7 +203,7 @@ class Filling:
         self.confirm_s += asyncio.get_running_loop().time() - began
 
     def _target(self) -> int:
-        return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1)))
+        return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, BATCH_BYTES_FIRST)))
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:
