@@ -139,16 +139,8 @@ class Pull:
             await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
         self._lap("register")
         filling = self._filling = self._make_filling(grant, target)
-        # Looks at every tensor, beside the transfer; only afterwards are tiny ones written.
-        own = self._slot.buffers
-        in_place = asyncio.ensure_future(self._member.offload.run(lambda: own.check_in_place(self._member.where)))
-        try:
-            await self._fill(source, filling)
-        finally:
-            if not in_place.done():
-                await asyncio.wait([in_place])
+        await self._fill(source, filling)
         self._lap("transfer")
-        in_place.result()
         self._phases["transfer"] -= filling.confirm_s
         self._phases["verify"] += filling.confirm_s
         root = UNVERIFIED
@@ -156,7 +148,6 @@ class Pull:
             root = root_digest(target.manifest.digest, filling.digests)
             self._lap("verify")
         await self._member.offload.run(target.install)
-        own.check_large_in_place(self._member.where)
         self._lap("install")
         await self._transaction.commit(grant.version, self._generation, root, self._bytes_done)
         self._lap("wait")

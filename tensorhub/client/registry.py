@@ -88,7 +88,7 @@ class BufferSet:
 
         Also shapes and strides of tensors that are not tiny: in-place transposes keep the address.
         """
-        if [t.data_ptr() for t in self.held.tensors] != self._addresses:
+        if list(map(torch.Tensor.data_ptr, self.held.tensors)) != self._addresses:
             self._check_rows(range(len(self.held.tensors)), where)
         self.check_large_in_place(where)
 
