@@ -254,3 +254,20 @@ def test_closed_hubs_and_errors_that_travel(hub: Opener) -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.message, again.where) == (Closed, caught.value.message, caught.value.where)
     assert again.where.replica == "trainer"
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), -1, 1e300, None, "3", True])
+def test_timeouts_are_finite_numbers(hub: Opener, timeout: object) -> None:
+    """A timeout that is none is refused before anything starts: the hub is as usable as before."""
+    trainer = hub("trainer", weights(1, rows=8))
+    for call in (
+        lambda: trainer.publish(version=1, timeout=timeout),  # type: ignore[arg-type]
+        lambda: trainer.replicate(timeout=timeout),  # type: ignore[arg-type]
+        lambda: trainer.unpublish(timeout=timeout),  # type: ignore[arg-type]
+        lambda: trainer.wait(timeout=timeout),  # type: ignore[arg-type]
+        lambda: trainer.versions(timeout=timeout),  # type: ignore[arg-type]
+        lambda: list(trainer.watch(timeout=timeout)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadRequest, match="timeout"):
+            call()
+    trainer.publish(version=1)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +31,8 @@ from tensorhub.ports import Chunks, Ranges
 from tests.integration.conftest import LEASE_S, Opener, blank, same, until_waiting, weights
 from tests.support.engines import Gate, Meddler, meddled
 from tests.support.process import child
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_mutate_during_read_by_torch(hub: Opener) -> None:
@@ -418,6 +423,73 @@ def test_aba_same_pointer(hub: Opener) -> None:
     theirs = blank(ours)
     hub("rollout", theirs).replicate(timeout=20)
     assert same(theirs, ours)
+
+
+def test_what_was_written_to_is_pulled_again(hub: Opener) -> None:
+    """Exact: a held version that its holder has written to is that version no more; nobody is told or served so."""
+    ours, theirs = weights(1, rows=8), blank(weights(1, rows=8))
+    trainer, rollout = hub("trainer", ours), hub("rollout", theirs)
+    trainer.publish(version=1)
+    rollout.replicate(timeout=20)
+    for name in ("norm.bias", "embed.weight"):
+        theirs[name].add_(1)
+        assert not rollout.replicate(timeout=20).already_held
+        assert same(ours, theirs)
+    assert rollout.replicate(timeout=20).already_held
+
+
+def test_memory_replaced_while_a_replicate_waits(hub: Opener) -> None:
+    """aba_same_pointer: a parameter that gets other memory during the call is named; no other memory is written."""
+    ours = {"w": torch.ones(20_000), "b": torch.ones(5)}
+    for name in ours:
+        theirs = {"w": torch.nn.Parameter(torch.zeros(20_000)), "b": torch.nn.Parameter(torch.zeros(5))}
+        trainer, rollout = hub(f"trainer-{name}", ours, job=name), hub("rollout", theirs, job=name)
+        before = {key: tensor.detach() for key, tensor in theirs.items()}  # alive, so that addresses stay taken
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(rollout.replicate, 1, timeout=20)
+            until_waiting(trainer)
+            theirs[name].data = torch.zeros_like(theirs[name])
+            trainer.publish(version=1)
+            with pytest.raises(ContractBroken, match=f"'{name}'"):
+                waiting.result(30)
+        assert rollout.version is None
+        assert not theirs[name].any()
+        assert before
+
+
+def test_an_interrupted_replicate_is_over(hub: Opener) -> None:
+    """Ctrl-C ends the call and all that it had started: the next one is not refused as a second."""
+    ours, theirs = weights(1, rows=8), blank(weights(1, rows=8))
+    trainer, rollout = hub("trainer", ours), hub("rollout", theirs)
+
+    def interrupt() -> None:
+        until_waiting(trainer)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        interrupting = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            rollout.replicate(1, timeout=30)
+        interrupting.result(30)
+    trainer.publish(version=1)
+    assert rollout.replicate(1, timeout=20).version == 1
+    assert same(ours, theirs)
+
+
+_EXIT = """
+import sys, torch, tensorhub
+hub = tensorhub.publish({"w": torch.randn(8 << 20)}, model=sys.argv[2], version=1, replica="t", server=sys.argv[1])
+sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_just_ends_is_silent(server: str, model: str) -> None:
+    """The interpreter ends while digests run and hubs are open: its exit code is kept, nothing is printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT, server, model], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
 def test_alias_changes_between_versions(hub: Opener) -> None:
