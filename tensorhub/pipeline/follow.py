@@ -28,10 +28,9 @@ from tensorhub.pipeline.plan import Plan
 from tensorhub.ports import U64, Chunks, Engine, Ranges
 from tensorhub.types import Digest, Generation, SessionId
 
-#: Bytes of one batch, at most and at first: handing one to an engine costs a fraction of a millisecond of Python, and
-#: a batch must be long beside it, or the copying threads wait.
+#: Bytes of one batch, at most: handing one to an engine costs a fraction of a millisecond of Python, and a batch must
+#: be long beside it, or the copying threads wait. The first is one chunk: the link may be slow.
 BATCH_BYTES_MAX = 256 << 20
-BATCH_BYTES_FIRST = 1 << 20
 #: A batch takes about this long: a reader's own watermark, and with it the next reader of a chain, moves this often.
 BATCH_SECONDS = 0.03
 #: Batches in flight: one landing, one ready to start.
@@ -203,7 +202,7 @@ class Filling:
         self.confirm_s += asyncio.get_running_loop().time() - began
 
     def _target(self) -> int:
-        return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, BATCH_BYTES_FIRST)))
+        return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1)))
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:
