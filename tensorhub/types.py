@@ -126,15 +126,6 @@ class Location:
             raise BadRequest(f"location {text!r} has an empty part; write it as 'dc/rack/host'")
         return cls(parts)
 
-    def distance(self, other: Location) -> int:
-        """Levels that differ: 0 for the same place. An unknown location is as far as the deepest known one."""
-        shared = 0
-        for mine, theirs in zip(self.parts, other.parts, strict=False):
-            if mine != theirs:
-                break
-            shared += 1
-        return max(len(self.parts), len(other.parts)) - shared
-
     def __str__(self) -> str:
         return "/".join(self.parts)
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.member import Member
 from tensorhub.client.results import Replication, Transfer
 from tensorhub.client.runtime import Runtime, close_at_exit
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NS = 1_000_000_000
-#: Beyond a call's own deadline, see `client/member.py`.
-REPLY_MARGIN_S = 1.0
 #: A server that is away must not hold up the end of a process.
 CLOSE_S = 5.0
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tensorhub.client.buffers import Buffers
 from tensorhub.client.holding import Holding
+from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.publication import Publication
 from tensorhub.client.pull import Pull
 from tensorhub.client.results import Replication
@@ -60,14 +61,11 @@ from tensorhub.types import (
     check_version,
 )
 
-#: Beyond a call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
-REPLY_MARGIN_S = 1.0
 #: `unpublish(abandon=True)` returns at once: the server hears it, or it hears it later.
 ABANDON_S = 1.0
 #: After a lost outcome: how long one try to tell the server takes, and how many there are before the lease must do.
 RECONCILE_S = 2.0
 RECONCILE_TRIES = 30
-NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -222,10 +220,8 @@ class Member:
     async def _withdraw_quietly(self, slot: Slot) -> None:
         """Nobody may start to read what its publisher spoils; who reads already fails untorn."""
         slot.hidden = True
-        try:
+        with suppress(TensorHubError):
             await self.session.call(Unpublish(self.seat, slot.buffers.name, 0, abandon=True), REPLY_MARGIN_S)
-        except TensorHubError:
-            return
 
     # ------------------------------------------------------------ unpublish
 

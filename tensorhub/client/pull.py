@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tensorhub.client.holding import Holding
+from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.results import PHASES, Replication, Transfer
 from tensorhub.client.sources import Sources
-from tensorhub.client.transaction import ABORT_S, REPLY_MARGIN_S, Transaction
+from tensorhub.client.transaction import ABORT_S, Transaction
 from tensorhub.errors import (
     Broken,
     Closed,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from tensorhub.client.member import Member
     from tensorhub.client.slot import Slot
 
-NS = 1_000_000_000
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
 PROGRESS_S = 0.25
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere

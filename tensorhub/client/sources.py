@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.results import SourceUse
 from tensorhub.errors import Broken, TensorHubError, VersionUnavailable
 from tensorhub.messages import Granted, Reroute
@@ -20,11 +21,8 @@ from tensorhub.types import Generation
 if TYPE_CHECKING:
     from tensorhub.client.member import Member
 
-NS = 1_000_000_000
 #: One filling may lose this many sources; more means that something else is wrong, and a loop must end.
 REROUTES_MAX = 32
-#: Beyond the call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
-REPLY_MARGIN_S = 1.0
 
 
 class Sources:

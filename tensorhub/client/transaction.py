@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.errors import (
     BadRequest,
     Broken,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from tensorhub.client.member import Member
     from tensorhub.client.slot import Slot
 
-NS = 1_000_000_000
-#: Beyond the call's own deadline, so that the server's refusal, which names the culprits, arrives before ours.
-REPLY_MARGIN_S = 1.0
 #: Servers that may die during one question; more means that something else is wrong, and a loop must end.
 LIVES_MAX = 8
 #: Telling the server of a failure must not hold up the error for long.

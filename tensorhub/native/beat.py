@@ -11,7 +11,7 @@ import os
 import threading
 
 from tensorhub.errors import BadRequest, Broken
-from tensorhub.native.library import library
+from tensorhub.native.binding import library
 
 #: Equals REPLY_BYTES_MAX in tensorhub.c.
 REPLY_BYTES_MAX = 4096

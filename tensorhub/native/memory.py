@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorhub.errors import BadRequest, Broken
-from tensorhub.native.library import address_of, library
+from tensorhub.native.binding import address_of, library
 
 U64 = NDArray[np.uint64]
 
