@@ -26,7 +26,7 @@ from tensorhub.types import (
 from tensorhub.views import Event, HoldingView, Listing, SessionView, StatusView, VersionView, WaitView
 
 #: Raised with every change that an older peer cannot read; a server refuses another number by name.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # ---------------------------------------------------------------- requests
 
@@ -125,6 +125,8 @@ class Serve:
     generation: Generation
     locators: tuple[Locator, ...]
     exposure: bytes
+    #: Engine that reads from the source, and why that one: for people.
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Progress:
     generation: Generation
     watermark: int
     bytes_done: int
+    #: As in `Serve`, once it has changed; else empty.
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)

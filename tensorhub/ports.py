@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from tensorhub.messages import Answer, Call
 
 T = TypeVar("T")
+
+#: Memory that any engine reads.
+HOST_ONLY = frozenset({"host"})
 U64 = NDArray[np.uint64]
 
 
@@ -53,6 +56,8 @@ class Engine(Protocol):
 
     #: "memory", "local", "tcp", ...: what users write for `engine=`.
     name: str
+    #: Kinds of memory ("host", "cuda", "npu") whose addresses it takes, registered or as the target of a read.
+    kinds: frozenset[str]
 
     def locate(self) -> bytes:
         """How a peer's engine of the same name reaches this process; opaque to all others."""
@@ -118,6 +123,13 @@ class Link(Protocol):
 
     #: What users wrote, for errors: "local", "grpc://host:port", ...
     address: str
+
+    async def own_host(self) -> str:
+        """The number by which this server's other clients reach this host: its own, on the way to the server.
+
+        A loopback number only where the server is reached by loopback: then everybody is on this host.
+        """
+        ...
 
     async def connect(self, timeout_s: float) -> Connection:
         """A fresh connection, or `ServerUnavailable` saying what was tried."""

@@ -43,6 +43,8 @@ class HoldingView:
     readers: tuple[str, ...]
     spot: bool
     location: Location
+    #: Engine that a filling was last read over, and why that one; empty for a publisher's.
+    route: str
 
 
 @dataclass(frozen=True, slots=True)

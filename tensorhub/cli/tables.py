@@ -56,7 +56,19 @@ def versions_table(versions: Iterable[VersionView]) -> Table:
 def status_tables(status: StatusView) -> list[Table]:
     """Versions, holdings, sessions and waits; the last only if somebody waits."""
     holdings = Table(title="holdings", title_justify="left")
-    for heading in ("model", "seat", "set", "version", "state", "watermark", "bytes", "pulls from", "read by", "place"):
+    for heading in (
+        "model",
+        "seat",
+        "set",
+        "version",
+        "state",
+        "watermark",
+        "bytes",
+        "pulls from",
+        "over",
+        "read by",
+        "place",
+    ):
         holdings.add_column(heading)
     for row in status.holdings:
         holdings.add_row(
@@ -68,6 +80,7 @@ def status_tables(status: StatusView) -> list[Table]:
             f"{row.watermark}/{row.chunks}",
             size(row.nbytes),
             row.upstream or "-",
+            row.route or "-",
             _names(row.readers),
             " ".join(part for part in (str(row.location), "spot" if row.spot else "") if part) or "-",
         )

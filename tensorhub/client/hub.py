@@ -21,6 +21,7 @@ from tensorhub.client.runtime import Runtime, close_at_exit
 from tensorhub.client.session import Session
 from tensorhub.errors import BadRequest, Broken, Closed
 from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
+from tensorhub.transport.route import advertised_host
 from tensorhub.types import (
     DEFAULT_BUFFERS,
     DEFAULT_LINEAGE,
@@ -55,11 +56,10 @@ class Hub:
     `publish` what is registered, or `replicate` into it. Tensors are written in place, their `data_ptr` never changes.
     """
 
-    def __init__(self, runtime: Runtime, member: Member, server: str, preference: tuple[str, ...]) -> None:
+    def __init__(self, runtime: Runtime, member: Member, server: str) -> None:
         self._runtime = runtime
         self._member = member
         self._server = server
-        self._preference = preference
         self._closed = False
         self._forget = close_at_exit(self.close)
 
@@ -218,7 +218,7 @@ class Hub:
         self._closed = True
         self._forget()
         try:
-            self._runtime.run(_close(self._runtime, self._member, self._server, self._preference), CLOSE_S * 3)
+            self._runtime.run(_close(self._runtime, self._member, self._server), CLOSE_S * 3)
         finally:
             self._runtime.release()
 
@@ -277,7 +277,7 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
     except BaseException:
         runtime.release()
         raise
-    return Hub(runtime, member, address, preference)
+    return Hub(runtime, member, address)
 
 
 def default_server(server: str | None) -> str:
@@ -346,7 +346,7 @@ async def _join(
     session: Session = await runtime.session(address, timeout_s)
     engines = None
     try:
-        engines = runtime.engines(preference)
+        engines = runtime.engines(preference, advertised_host(await session.own_host()))
         member = Member(
             session,
             engines,
@@ -364,14 +364,14 @@ async def _join(
         return member
     except BaseException:
         if engines is not None:
-            await runtime.leave_engines(preference)
+            await runtime.leave_engines(engines)
         await runtime.leave_session(address, CLOSE_S)
         raise
 
 
-async def _close(runtime: Runtime, member: Member, address: str, preference: tuple[str, ...]) -> None:
+async def _close(runtime: Runtime, member: Member, address: str) -> None:
     await member.close(CLOSE_S)
-    await runtime.leave_engines(preference)
+    await runtime.leave_engines(member.engines)
     await runtime.leave_session(address, CLOSE_S)
 
 

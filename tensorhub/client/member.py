@@ -73,7 +73,7 @@ class Member:
     """A seat that is taken, with its buffer sets. Made by `join`."""
 
     session: Session
-    engines: Sequence[Engine]
+    engines: list[Engine]
     #: Foreground work (verify, install) and background work (digests of a publisher).
     offload: Offload
     background: Offload

@@ -102,7 +102,7 @@ class Runtime:
         self.background = ThreadOffload(1, "tensorhub-digest", native.lower_priority)
         #: {server address: session}, {preference: engines}; touched on the loop's thread only.
         self._sessions: dict[str, _Shared] = {}
-        self._engines: dict[tuple[str, ...], _Shared] = {}
+        self._engines: dict[tuple[tuple[str, ...], str], _Shared] = {}
         self._opening = asyncio.Lock()
         self._thread = threading.Thread(target=self._main, name="tensorhub", daemon=True)
         self._thread.start()
@@ -180,19 +180,21 @@ class Runtime:
                 del self._sessions[address]
                 await shared.value.close(timeout_s)
 
-    def engines(self, preference: tuple[str, ...]) -> list[Engine]:
-        shared = self._engines.get(preference)
+    def engines(self, preference: tuple[str, ...], host: str) -> list[Engine]:
+        """The process's engines of that preference whose locators name `host`."""
+        shared = self._engines.get((preference, host))
         if shared is None:
-            shared = self._engines[preference] = _Shared(open_engines(preference))
+            shared = self._engines[preference, host] = _Shared(open_engines(preference, host))
         shared.users += 1
         value: list[Engine] = shared.value
         return value
 
-    async def leave_engines(self, preference: tuple[str, ...]) -> None:
-        shared = self._engines[preference]
+    async def leave_engines(self, engines: list[Engine]) -> None:
+        """Give back what `engines` returned."""
+        key, shared = next((key, shared) for key, shared in self._engines.items() if shared.value is engines)
         shared.users -= 1
         if shared.users == 0:
-            del self._engines[preference]
+            del self._engines[key]
             for engine in shared.value:
                 await engine.close()
 

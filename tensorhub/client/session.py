@@ -91,6 +91,10 @@ class Session:
         self._connection = connection  # nothing waits: callers may ask at once
         self._owner = asyncio.create_task(self._own(connection), name=f"session {self.id.hex()[:8]}")
 
+    async def own_host(self) -> str:
+        """This host's number on the way to the server: see `ports.Link`."""
+        return await self._link.own_host()
+
     async def call(self, request: Request, timeout_s: float) -> Reply:
         """The server's reply, or its refusal as the error it names.
 

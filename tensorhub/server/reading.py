@@ -12,7 +12,7 @@ from tensorhub.messages import Ok, Progress, Reroute, Serve
 from tensorhub.server import grants, groups
 from tensorhub.server.holdings import advance, detach, drop, is_drained, refresh
 from tensorhub.server.publishing import check_opaque, own_holding
-from tensorhub.server.settings import SICK_REPORTS
+from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
 from tensorhub.server.state import Holding, Member, Part, Phase, Slot
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import Generation
@@ -26,6 +26,7 @@ def serve(turn: Turn, request: Serve) -> None:
     if part.phase not in (Phase.READING, Phase.REROUTING):
         raise BadRequest(f"this shard is {part.phase.value}: it serves already", at(member))
     filling.locators, filling.exposure = request.locators, request.exposure
+    _note_route(filling, request.route)
     filling.serves = part.serves
     refresh(turn, filling)
     turn.reply(Ok())
@@ -36,6 +37,7 @@ def progress(turn: Turn, request: Progress) -> None:
     member = turn.member(request.seat)
     holding = own_holding(member, request.generation)
     source, before = holding.upstream, holding.watermark
+    _note_route(holding, request.route)
     advance(turn, holding, request.watermark, request.bytes_done)
     if source is not None and holding.watermark > before:
         session = source.member.session.id
@@ -81,6 +83,12 @@ def end_quarantine(turn: Turn, source: Holding) -> None:
     source.quarantined = False
     source.reports.pop(next(iter(source.reports)), None)
     refresh(turn, source)
+
+
+def _note_route(filling: Holding, route: str) -> None:
+    """Shown to people; what is too long is cut, and nothing said means that nothing changed."""
+    if route:
+        filling.route = route[:ROUTE_TEXT_MAX]
 
 
 def _filling(member: Member, generation: Generation) -> tuple[Part, Holding]:

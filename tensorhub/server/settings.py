@@ -36,6 +36,8 @@ BUFFER_SETS_MAX = 16
 LOCATORS_MAX = 64
 #: A locator and an exposure are addresses, never data.
 OPAQUE_BYTES_MAX = 4096
+#: Characters of what a reader says about its engine.
+ROUTE_TEXT_MAX = 256
 #: `dc/rack/host` and some room: each level is an index entry per holding.
 LOCATION_DEPTH_MAX = 8
 #: No wait is endless: a day is longer than any step of training.

@@ -160,6 +160,8 @@ class Holding:
     weight: int = 0
     #: A claimed source that has not come back yet; it is a key of `State.awaited`, or this is None.
     awaits: Generation | None = None
+    #: How it is, or was, read from its source: for people.
+    route: str = ""
     drain: Drain | None = None
     listed: Listed | None = None
 

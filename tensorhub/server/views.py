@@ -83,6 +83,7 @@ def _holding(holding: Holding) -> HoldingView:
         names(holding),
         member.spot,
         member.location,
+        holding.route,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tensorhub import native
 from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
-from tensorhub.ports import Chunks, Ranges
+from tensorhub.ports import HOST_ONLY, Chunks, Ranges
 from tensorhub.transport.processes import Identity, Peer, Peers
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges
 
@@ -36,6 +36,7 @@ class LocalEngine:
     """`ports.Engine` between processes of one host and user."""
 
     name = "local"
+    kinds = HOST_ONLY
 
     def __init__(self) -> None:
         self._own = Identity.own()

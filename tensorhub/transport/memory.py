@@ -16,7 +16,7 @@ import msgpack
 
 from tensorhub import native
 from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, Where
-from tensorhub.ports import Chunks, Ranges
+from tensorhub.ports import HOST_ONLY, Chunks, Ranges
 from tensorhub.transport.landing import digest_landed
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges, slices
 
@@ -41,6 +41,7 @@ class MemoryEngine:
     """`ports.Engine` between any two engines of one process."""
 
     name = "memory"
+    kinds = HOST_ONLY
 
     def __init__(self) -> None:
         self._token = _process_token()

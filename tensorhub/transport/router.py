@@ -15,14 +15,15 @@ from tensorhub.messages import Locator
 from tensorhub.ports import Engine
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
+from tensorhub.transport.route import LOOPBACK
 
 #: What users write to leave the choice to us.
 AUTO = "auto"
 
-#: {name: how to open it}, fastest first: the order of "auto".
-_ENGINES: dict[str, Callable[[], Engine]] = {
-    MemoryEngine.name: MemoryEngine,
-    LocalEngine.name: LocalEngine,
+#: {name: how to open it under the host that its locators name}, fastest first: the order of "auto".
+_ENGINES: dict[str, Callable[[str], Engine]] = {
+    MemoryEngine.name: lambda _: MemoryEngine(),
+    LocalEngine.name: lambda _: LocalEngine(),
 }
 
 _log = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ def engine_names(preference: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def open_engines(preference: str | Sequence[str] = AUTO) -> list[Engine]:
-    """Every engine that a preference names, best first.
+def open_engines(preference: str | Sequence[str] = AUTO, host: str = LOOPBACK) -> list[Engine]:
+    """Every engine that a preference names, best first; `host` is this host's number for its peers.
 
     One that is named must start, or `EngineUnavailable` says why; of "auto", those that can, at least one.
     """
@@ -73,7 +74,7 @@ def open_engines(preference: str | Sequence[str] = AUTO) -> list[Engine]:
     failures: list[str] = []
     for name in engine_names(preference):
         try:
-            opened.append(_ENGINES[name]())
+            opened.append(_ENGINES[name](host))
         except EngineUnavailable as error:
             failures.append(f"{name}: {error.message}")
             if name in named:

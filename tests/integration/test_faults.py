@@ -289,7 +289,7 @@ def _read_until_killed(pipe: Connection, server: str, model: str) -> None:
                 await asyncio.Event().wait()
             await self.inner.read(peer, ranges, timeout_s, chunks)
 
-    runtime.open_engines = lambda preference: [Stuck(engine) for engine in real(preference)]  # type: ignore[assignment]
+    runtime.open_engines = lambda *named: [Stuck(engine) for engine in real(*named)]  # type: ignore[assignment]
     with tensorhub.open(model, replica="rollout", server=server) as hub:
         hub.register(blank(weights(1)))
         hub.replicate(timeout=60)

@@ -88,6 +88,9 @@ class DirectServer:
         self._running: asyncio.Task[None] | None = None
         self._begin()
 
+    async def own_host(self) -> str:
+        return "127.0.0.1"
+
     async def connect(self, timeout_s: float) -> Connection:
         return self._open()
 

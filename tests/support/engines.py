@@ -87,8 +87,8 @@ def meddled(monkeypatch: object, meddle: Callable[[Engine], Meddler]) -> Iterato
     wrapped: list[Meddler] = []
     real = runtime.open_engines
 
-    def open_engines(preference: tuple[str, ...]) -> list[Engine]:
-        engines = [meddle(engine) for engine in real(preference)]
+    def open_engines(preference: tuple[str, ...], host: str) -> list[Engine]:
+        engines = [meddle(engine) for engine in real(preference, host)]
         wrapped.extend(engines)
         return list(engines)
 

@@ -22,7 +22,7 @@ STATUS = StatusView(
     versions=(VERSION,),
     holdings=(
         HoldingView(
-            SEAT, 2, "a", Version("main", 7), "filling", 3, 9, 45, "trainer#1", (), True, Location(("dc1", "r3"))
+            SEAT, 2, "a", Version("main", 7), "filling", 3, 9, 45, "trainer#1", (), True, Location(("dc1", "r3")), "tcp"
         ),
     ),
     waiting=(WaitView("rollout-1#0", "latest of actor", 1_000_000_000),),
