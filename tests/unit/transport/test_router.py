@@ -80,7 +80,7 @@ def test_no_engine_at_all_is_refused():
 def test_an_engine_that_does_not_start_is_fatal_if_named_and_visible_if_not(monkeypatch, caplog):
     """register_failure_is_fatal: no half-alive engine; 'auto' goes on without it and says so."""
 
-    def refuse():
+    def refuse(host):
         raise EngineUnavailable("no pidfd on this kernel")
 
     monkeypatch.setitem(router._ENGINES, "local", refuse)
