@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -29,15 +28,15 @@ class _Joining:
     twice at once."""
 
     def __init__(self) -> None:
-        #: Guards the two below, for event loops of several threads; held for moments only.
+        #: Guards the attempt, for event loops of several threads; held for moments only.
         self._lock = threading.Lock()
         self._attempt: Future[None] | None = None
-        #: The process that was joined by us, or None: a forked child is not joined.
-        self._joined_by: int | None = None
+        #: Ray's id of this process as we joined it, or None. Another one means that the user has joined since.
+        self._joined_as: str | None = None
 
-    @property
-    def ours(self) -> bool:
-        return self._joined_by == os.getpid()
+    def is_ours(self, ray: Any) -> bool:
+        """Whether the connection there is was made for us."""
+        return self._joined_as is not None and ray.get_runtime_context().get_worker_id() == self._joined_as
 
     def attempt(self, ray: Any) -> Future[None]:
         """The attempt that runs, or a new one."""
@@ -50,7 +49,7 @@ class _Joining:
         if not ray.is_initialized():
             # Errors only: this process is no driver in its user's eyes.
             ray.init(address="auto", namespace="tensorhub", log_to_driver=False, logging_level="error")
-            self._joined_by = os.getpid()
+            self._joined_as = ray.get_runtime_context().get_worker_id()
 
 
 _joining = _Joining()
@@ -58,8 +57,8 @@ _joining = _Joining()
 
 def job_id() -> str | None:
     """The Ray job whose driver or worker this process is; None when it is none, or joined a cluster only for us."""
-    ray = sys.modules.get("ray")
-    if ray is None or _joining.ours or not ray.is_initialized():
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or _joining.is_ours(ray):
         return None
     return str(ray.get_runtime_context().get_job_id())
 
