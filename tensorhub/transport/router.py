@@ -16,6 +16,7 @@ from tensorhub.ports import Engine
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.transport.route import LOOPBACK
+from tensorhub.transport.tcp import TcpEngine
 
 #: What users write to leave the choice to us.
 AUTO = "auto"
@@ -24,6 +25,7 @@ AUTO = "auto"
 _ENGINES: dict[str, Callable[[str], Engine]] = {
     MemoryEngine.name: lambda _: MemoryEngine(),
     LocalEngine.name: lambda _: LocalEngine(),
+    TcpEngine.name: TcpEngine,
 }
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ def offers(engines) -> list[Locator]:
 
 def test_auto_opens_every_engine_fastest_first(engines):
     """'auto' is all that run here, in order of speed."""
-    assert [engine.name for engine in engines] == ["memory", "local"]
+    assert [engine.name for engine in engines] == ["memory", "local", "tcp"]
 
 
 def test_the_same_process_is_reached_by_memory(engines):
@@ -40,7 +40,7 @@ def test_the_same_process_is_reached_by_memory(engines):
 def test_a_named_engine_wins_over_a_faster_one(engines):
     """A preference is an order, and 'auto' in it stands for the rest."""
     assert choose(engines, offers(engines), ["local", "auto"]).engine.name == "local"
-    assert engine_names(["local", "auto"]) == ("local", "memory")
+    assert engine_names(["local", "auto"]) == ("local", "memory", "tcp")
 
 
 def test_another_process_is_reached_by_local_and_the_reason_says_why(engines):
