@@ -27,6 +27,8 @@ from tensorhub.errors import TensorHubError
 BOARD_BYTES = 4096
 #: Between two looks at a parent that is stopped: a small part of any lease, and no load.
 STOPPED_LOOK_S = 0.05
+#: For the first connection, at least: beats may be closer together than a handshake is long.
+CONNECT_S = 5.0
 #: States of /proc/PID/stat in which a process does nothing any more, or not for now: it gets no beats.
 STILL = frozenset(b"TtZXx")
 
@@ -133,7 +135,7 @@ async def _beat(orders: Orders, parent: Parent, board: Board) -> str:
 
     asyncio.get_running_loop().add_reader(parent.pidfd, os._exit, 0)
     patience_s = orders.ack_timeout_ns / 1e9
-    stream = await Stream.open(Target.parse(orders.target), patience_s)
+    stream = await Stream.open(Target.parse(orders.target), max(CONNECT_S, patience_s))
     while True:
         while parent.is_still():
             await asyncio.sleep(STOPPED_LOOK_S)
