@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tensorhub.client import ray_runtime
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.member import Member
 from tensorhub.client.results import Replication, Transfer
@@ -304,10 +304,8 @@ def default_job() -> str:
     named = os.environ.get("TENSORHUB_JOB")
     if named:
         return named
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        return f"ray-{ray.get_runtime_context().get_job_id()}"
-    return "default"
+    ray_job = ray_runtime.job_id()
+    return "default" if ray_job is None else f"ray-{ray_job}"
 
 
 def server_status(
