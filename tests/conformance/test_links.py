@@ -21,11 +21,14 @@ from tensorhub.errors import SeatTaken, ServerUnavailable
 from tensorhub.messages import Answer, Call
 from tensorhub.ports import Connection, Heart, Link
 from tensorhub.server.direct import address_of, listen, serve_direct
+from tensorhub.server.grpc_service import Tls
+from tensorhub.server.grpc_service import serve as serve_grpc
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import Settings
 from tensorhub.types import Epoch, Latest, Location, ModelKey, ReplicaId, Seat, SessionId
+from tests.support.certificates import authority
 from tests.support.direct_link import direct_server
 from tests.support.loop_actor import loop_server
 from tests.support.ray_cluster import RayServer
@@ -85,6 +88,52 @@ async def local() -> AsyncIterator[Served]:
         yield Served(parse_server("local:conformance"), restart, end)
     finally:
         await end()
+
+
+@asynccontextmanager
+async def over_grpc(address: Address, tls: Tls | None = None) -> AsyncIterator[Served]:
+    """A gRPC server in this loop; each later life listens where the first one did."""
+    lives: list[tuple[Host, asyncio.Task[None]]] = []
+
+    async def begin(listen: Address) -> Address:
+        host = Host(make_machine())
+        ready = asyncio.get_running_loop().create_future()
+        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready=ready))))
+        return await ready
+
+    async def end() -> None:
+        host, task = lives[-1]
+        host.stop("ended by the test")
+        await task
+
+    async def restart() -> None:
+        await end()
+        await begin(bound)
+
+    bound = await begin(address)
+    try:
+        yield Served(parse_server(f"{'grpcs' if tls else 'grpc'}://{bound}"), restart, end)
+    finally:
+        await end()
+
+
+@asynccontextmanager
+async def grpc() -> AsyncIterator[Served]:
+    """ipv6_endpoint: over the IPv6 loopback."""
+    async with over_grpc(Address("::1", 0)) as served:
+        yield served
+
+
+@asynccontextmanager
+async def grpcs() -> AsyncIterator[Served]:
+    """Server and client show each other certificates of one authority."""
+    with authority() as ca, pytest.MonkeyPatch.context() as patch:
+        server, client = ca.issue("server"), ca.issue("client")
+        patch.setenv("TENSORHUB_TLS_CA", ca.cert)
+        patch.setenv("TENSORHUB_TLS_CERT", client.cert)
+        patch.setenv("TENSORHUB_TLS_KEY", client.key)
+        async with over_grpc(Address("127.0.0.1", 0), Tls(server.cert, server.key, ca.cert)) as served:
+            yield served
 
 
 class Finding:
@@ -151,7 +200,14 @@ async def over_ray(server: RayServer) -> AsyncIterator[Served]:
     yield Served(parse_server(server.address), restart, end, RAY_BEAT_NS)
 
 
-IN_THIS_PROCESS = {"direct": direct, "local": local, "tcp frames": tcp_frames, "calls": calls}
+IN_THIS_PROCESS = {
+    "direct": direct,
+    "local": local,
+    "tcp frames": tcp_frames,
+    "calls": calls,
+    "grpc": grpc,
+    "grpcs": grpcs,
+}
 OVER_RAY = {"ray": "1", "ray-calls": "0"}
 
 
