@@ -40,6 +40,8 @@ JOIN = m.Join(SEAT, 2, "layout", False, Location())
 BEAT_NS = 20_000_000
 #: Another process answers, on a busy machine.
 RAY_BEAT_NS = 200_000_000
+#: For a server that answers at once, and for an actor that a busy machine has to start first.
+PATIENCE_S = 60.0
 _COUNT = itertools.count(1)
 
 
@@ -234,7 +236,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def welcome(link: Link, session: SessionId) -> Connection:
-    connection = await link.connect(5.0)
+    connection = await link.connect(PATIENCE_S)
     await connection.send(Call(1, m.Hello(m.PROTOCOL, session, b"", "host", 1, Epoch(b""))))
     answer = await connection.receive()
     assert isinstance(answer.reply, m.Welcome), answer
@@ -383,20 +385,20 @@ def test_session_survives_a_restart_of_the_server(run: Callable[..., None]) -> N
     async def case(served: Served) -> None:
         session, other = session_over(served.link), session_over(served.link)
         heard: list[object] = []
-        await session.open(5.0)
+        await session.open(PATIENCE_S)
         first = session.epoch
-        await session.call(JOIN, 5.0)
+        await session.call(JOIN, PATIENCE_S)
         session.subscribe(SEAT, heard.append, lambda: JOIN)
         await served.restart()
-        assert await session.call(m.List(MODEL), 5.0) == m.Listing(())
+        assert await session.call(m.List(MODEL), PATIENCE_S) == m.Listing(())
         assert session.epoch != first
         assert [type(reply) for reply in heard] == [m.Joined]
-        await other.open(5.0)
+        await other.open(PATIENCE_S)
         with pytest.raises(SeatTaken):
-            await other.call(JOIN, 5.0)
+            await other.call(JOIN, PATIENCE_S)
         assert not session.fenced()
-        await session.close(5.0)
-        await other.call(JOIN, 5.0)
-        await other.close(5.0)
+        await session.close(PATIENCE_S)
+        await other.call(JOIN, PATIENCE_S)
+        await other.close(PATIENCE_S)
 
     run(case)

@@ -1,4 +1,4 @@
-"""What the gRPC service adds to the host: strangers bounded, deaf and silent peers cut, health, reflection, clean ends."""
+"""What the gRPC service adds to the host: strangers bounded, deaf and silent peers cut, health, clean ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf frames say what the dataclasses say, keep their format, and answer any bytes with a value or `BadRequest`."""
+"""Protobuf frames say what the dataclasses say, keep their format, and any bytes give a value or `BadRequest`."""
 
 from __future__ import annotations
 
