@@ -335,7 +335,7 @@ def test_heart_beats_for_a_known_session(run: Callable[..., None]) -> None:
         before_ns = round(asyncio.get_running_loop().time() * 1e9)
         heart = await served.link.beat(session, served.beat_ns)
         seen = {0}
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while len(seen) < 4:
                 await asyncio.sleep(served.beat_ns / 4e9)
                 seen.add(heart.acknowledged_ns())
@@ -353,7 +353,7 @@ def test_heart_of_an_unknown_session_fails(run: Callable[..., None]) -> None:
 
     async def case(served: Served) -> None:
         heart = await served.link.beat(new_session_id(), served.beat_ns)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while heart.failed() is None:
                 await asyncio.sleep(served.beat_ns / 4e9)
         assert heart.acknowledged_ns() == 0
@@ -370,7 +370,7 @@ def test_heart_fails_with_its_server(run: Callable[..., None]) -> None:
         connection = await welcome(served.link, session)
         heart = await served.link.beat(session, served.beat_ns)
         await served.restart()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while heart.failed() is None:
                 await asyncio.sleep(served.beat_ns / 4e9)
         heart.stop()
