@@ -56,7 +56,7 @@ class Served:
 
 
 def make_machine() -> Machine:
-    return Machine(Epoch(next(_COUNT).to_bytes(16, "big")), Settings(lease_ns=50 * BEAT_NS, beat_ns=BEAT_NS))
+    return Machine(Epoch(next(_COUNT).to_bytes(16, "big")), Settings(lease_ns=500 * BEAT_NS, beat_ns=BEAT_NS))
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def over_grpc(address: Address, tls: Tls | None = None) -> AsyncIterator[S
     async def begin(listen: Address) -> Address:
         host = Host(make_machine())
         ready = asyncio.get_running_loop().create_future()
-        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready=ready))))
+        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready.set_result))))
         return await ready
 
     async def end() -> None:
