@@ -15,6 +15,7 @@ from tensorhub.messages import Locator
 from tensorhub.ports import Engine
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
+from tensorhub.transport.mooncake import MooncakeEngine, is_worth_opening
 from tensorhub.transport.route import LOOPBACK
 
 #: What users write to leave the choice to us.
@@ -24,7 +25,10 @@ AUTO = "auto"
 _ENGINES: dict[str, Callable[[str], Engine]] = {
     MemoryEngine.name: lambda _: MemoryEngine(),
     LocalEngine.name: lambda _: LocalEngine(),
+    MooncakeEngine.name: MooncakeEngine,
 }
+#: {name: whether "auto" opens it here}; others always. Whoever names one gets it.
+_WORTH_OPENING: dict[str, Callable[[], bool]] = {MooncakeEngine.name: is_worth_opening}
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +77,8 @@ def open_engines(preference: str | Sequence[str] = AUTO, host: str = LOOPBACK) -
     opened: list[Engine] = []
     failures: list[str] = []
     for name in engine_names(preference):
+        if name not in named and not _WORTH_OPENING.get(name, lambda: True)():
+            continue
         try:
             opened.append(_ENGINES[name](host))
         except EngineUnavailable as error:
