@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tensorhub.client.holding import taking
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.results import SourceUse
 from tensorhub.errors import Broken, TensorHubError, VersionUnavailable
@@ -28,8 +29,12 @@ REROUTES_MAX = 32
 class Sources:
     """All sources of the filling `generation`, in the order in which they were granted."""
 
-    def __init__(self, member: Member, generation: Generation, left_s: Callable[[], float]) -> None:
+    def __init__(
+        self, member: Member, generation: Generation, left_s: Callable[[], float], kinds: frozenset[str]
+    ) -> None:
         self._member = member
+        #: Kinds of device memory that the destination has addresses of.
+        self._kinds = kinds
         self._generation = generation
         self._left_s = left_s
         self._tried: list[str] = []
@@ -43,7 +48,7 @@ class Sources:
 
     def open(self, grant: Granted) -> Source:
         """The granted source, over the best engine that reaches it; `EngineUnavailable` says why none does."""
-        engines = self._member.engines
+        engines = taking(self._member.engines, self._kinds)
         choice = choose(engines, grant.source.locators, [engine.name for engine in engines])
         seat = grant.source.seat
         reason = f"{grant.reason}; {choice.reason}"

@@ -13,7 +13,7 @@ issued after it: a generation that ended in between means that bytes may be torn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,8 @@ class Filling:
     #: Called before each look at the source: raises to make this reader stop (lease lost, transaction aborted).
     fence: Callable[[], None]
     verified: bool
+    #: Writes the digests of chunks [first, stop) that have landed, where the reading engine cannot: on devices.
+    digest_landed: Callable[[int, int, U64], Awaitable[None]] | None = None
     #: Seconds spent in looks that were issued after the last byte.
     confirm_s: float = 0.0
     #: True when the last `SourceFailed` was only silence: the source may still be good.
@@ -163,7 +165,10 @@ class Filling:
         self.digests[first:stop] = 0
         if self.verified:
             reads = _with_digests(reads, source, self.digests, first, stop)
-            await source.engine.read(source.peer, reads, READ_S, Chunks(firsts, found))
+            chunks = Chunks(firsts, found) if self.digest_landed is None else None
+            await source.engine.read(source.peer, reads, READ_S, chunks)
+            if self.digest_landed is not None:
+                await self.digest_landed(first, stop, found)
         else:
             await source.engine.read(source.peer, reads, READ_S)
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
