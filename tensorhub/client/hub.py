@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tensorhub.client import ray_runtime
 from tensorhub.client.holding import direct_kinds
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.member import Member
@@ -22,12 +22,14 @@ from tensorhub.client.runtime import Runtime, close_at_exit
 from tensorhub.client.session import Session
 from tensorhub.errors import BadRequest, Broken, Closed
 from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
+from tensorhub.pipeline.follow import STALL_S
 from tensorhub.transport.route import advertised_host
 from tensorhub.types import (
     DEFAULT_BUFFERS,
     DEFAULT_LINEAGE,
     ID_BYTES,
     SHARDS_MAX,
+    TIMEOUT_S_MAX,
     Location,
     ModelKey,
     ReplicaId,
@@ -293,15 +295,25 @@ def default_server(server: str | None) -> str:
     return server or os.environ.get("TENSORHUB_SERVER") or "local"
 
 
+def default_stall_s() -> float:
+    """TENSORHUB_STALL_S, else `STALL_S`: seconds without progress after which a reader gives a source up."""
+    text = os.environ.get("TENSORHUB_STALL_S")
+    try:
+        seconds = STALL_S if not text else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= TIMEOUT_S_MAX:
+        raise BadRequest(f"TENSORHUB_STALL_S={text!r} is no number of seconds from 0 to {TIMEOUT_S_MAX}")
+    return seconds
+
+
 def default_job() -> str:
     """TENSORHUB_JOB, else the id of the Ray job this process runs in, else "default"."""
     named = os.environ.get("TENSORHUB_JOB")
     if named:
         return named
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        return f"ray-{ray.get_runtime_context().get_job_id()}"
-    return "default"
+    ray_job = ray_runtime.job_id()
+    return "default" if ray_job is None else f"ray-{ray_job}"
 
 
 def server_status(
@@ -367,6 +379,7 @@ async def _join(
             spot,
             location,
             lambda: secrets.token_bytes(ID_BYTES),
+            default_stall_s(),
         )
         await member.join(timeout_s)
         return member

@@ -52,6 +52,7 @@ from tensorhub.messages import (
     Unpublish,
     Unpublished,
 )
+from tensorhub.pipeline.follow import STALL_S
 from tensorhub.ports import Engine, Offload
 from tensorhub.types import (
     UNVERIFIED,
@@ -90,6 +91,8 @@ class Member:
     location: Location
     #: Fresh random ids; a parameter so that a simulation is deterministic.
     fresh: Callable[[], bytes]
+    #: Seconds without progress after which a source is given up.
+    stall_s: float = STALL_S
     slots: dict[str, Slot] = field(default_factory=dict)
     group: int = 0
     sequence: int = 0

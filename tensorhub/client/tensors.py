@@ -106,7 +106,7 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
             elsewhere.append(len(pointers) - 1)
     if any(dtype.is_complex for dtype in dtypes) and any(t.is_conj() for t in tensors):
         raise _SuspectError
-    if any(str(dtype).startswith("torch.q") for dtype in dtypes):
+    if any(map(_is_quantized, dtypes)):
         raise _SuspectError
     # Read in the user's order, which is about that of memory; sorted afterwards, as numbers.
     rows = range(len(names))
@@ -192,7 +192,10 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
     facts = (
         (tensor.is_nested, "nested, which is no one block of bytes"),
         (tensor.layout is not torch.strided, f"of layout {tensor.layout}, which is no one block of bytes"),
-        (tensor.is_quantized, "quantized, with scales that are no bytes of it; register `.int_repr()` and the scales"),
+        (
+            _is_quantized(tensor.dtype),
+            "quantized, with scales that are no bytes of it; register `.int_repr()` and the scales",
+        ),
         (tensor.is_meta, "on the meta device: it has no bytes"),
         (tensor.is_conj(), "a lazy conjugate, whose bytes are not its values; register `.resolve_conj()`"),
         (tensor.is_neg(), "a lazy negation, whose bytes are not its values; register `.resolve_neg()`"),
@@ -203,6 +206,11 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
     if (unreachable := _place_problem(tensor)) is not None:
         return unreachable
     return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
+
+
+def _is_quantized(dtype: torch.dtype) -> bool:
+    """By the dtype: a plain tensor viewed as one is not `is_quantized`, and has no scales either."""
+    return str(dtype).startswith("torch.q")
 
 
 def _at(where: Where, tensor: str | None) -> Where:

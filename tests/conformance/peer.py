@@ -1,6 +1,7 @@
 """A source process for the conformance suite: allocates, registers, and answers one JSON line per command.
 
-Run as `python -m tests.conformance.peer`. Its bytes are those of `pattern`, so the reader knows them without asking.
+Run as `python -m tests.conformance.peer ENGINE HOST`. Its bytes are those of `pattern`, so the reader knows them
+without asking.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 
 import numpy as np
 
-from tensorhub.transport.local import LocalEngine
+from tensorhub.transport.router import open_engines
 
 #: Not in Python's `mmap` before 3.13: sparse mappings may be larger than what is free.
 MAP_NORESERVE = 0x4000
@@ -55,7 +56,8 @@ class Memory:
 
 def main() -> None:
     """Serve commands until standard input ends."""
-    engine, memory = LocalEngine(), Memory()
+    name, host = sys.argv[1:]
+    (engine,), memory = open_engines([name], host), Memory()
     commands = {
         "map": memory.map,
         "unmap": memory.unmap,
@@ -67,8 +69,8 @@ def main() -> None:
         "close": lambda: asyncio.run(engine.close()),
     }
     for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(commands[name](*arguments)), flush=True)
+        command, *arguments = json.loads(line)
+        print(json.dumps(commands[command](*arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from tensorhub import native
 from tensorhub.ports import Chunks, Engine, Ranges
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
+from tensorhub.transport.route import LOOPBACK
+from tensorhub.transport.tcp import TcpEngine
 from tests.conformance.peer import Memory
 
 
@@ -38,11 +40,11 @@ class SourceHere:
 
 
 class SourceProcess:
-    """A child that runs `tests.conformance.peer`."""
+    """A child that runs `tests.conformance.peer` with one engine, which its locators place on `host`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str, host: str = LOOPBACK) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.conformance.peer"],
+            [sys.executable, "-m", "tests.conformance.peer", engine, host],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -106,7 +108,8 @@ class Case:
 
 CASES = {
     "memory": Case(MemoryEngine, SourceHere, True),
-    "local": Case(LocalEngine, SourceProcess, False),
+    "local": Case(LocalEngine, lambda: SourceProcess("local"), False),
+    "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
 }
 
 

@@ -34,7 +34,7 @@ def u64(*values: int) -> np.ndarray:
 
 @pytest.fixture
 def source():
-    opened = SourceProcess()
+    opened = SourceProcess("local")
     yield opened
     opened.end()
 
