@@ -87,6 +87,14 @@ class SourceProcess:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def hold_interpreter(self) -> None:
+        """From its answer on, no thread of it runs Python again."""
+        self.ask("hold")
+
     def end(self) -> None:
         self.kill()
         for stream in (self.process.stdin, self.process.stdout):
