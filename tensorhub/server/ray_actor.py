@@ -41,27 +41,30 @@ def start(name: str, environ: Mapping[str, str] = os.environ, node_id: str | Non
 
     `environ` gives the durations a new server is started with, `node_id` where it should live if that node can.
     """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as NodeAffinity
-
     lease_ns, beat_ns = _duration_ns(environ, LEASE_ENV), _duration_ns(environ, BEAT_ENV)
-    options: dict[str, Any] = {}
+    log_level = environ.get(LOG_LEVEL_ENV, "WARNING").upper()
+
+    import ray
+
+    return ray.remote(ReferenceServer).options(**options(name, node_id)).remote(name, lease_ns, beat_ns, log_level)
+
+
+def options(name: str, node_id: str | None) -> dict[str, Any]:
+    """How Ray keeps the actor: see the top."""
+    chosen: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_concurrency": CALLS_MAX,
+        "num_cpus": 0,
+    }
     if node_id is not None:
-        options["scheduling_strategy"] = NodeAffinity(node_id, soft=True)
-    return (
-        ray.remote(ReferenceServer)
-        .options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            max_concurrency=CALLS_MAX,
-            num_cpus=0,
-            **options,
-        )
-        .remote(name, lease_ns, beat_ns, environ.get(LOG_LEVEL_ENV, "WARNING").upper())
-    )
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        chosen["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
+    return chosen
 
 
 def _duration_ns(environ: Mapping[str, str], name: str) -> int | None:
