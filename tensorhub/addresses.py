@@ -1,4 +1,4 @@
-"""Network addresses as text, `host:port` or `[::1]:port`: read and written here alone. Pure: resolves, opens nothing."""
+"""Network addresses as text, `host:port` or `[::1]:port`: read and written here alone. Resolves and opens nothing."""
 
 from __future__ import annotations
 

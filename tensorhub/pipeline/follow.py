@@ -13,7 +13,8 @@ issued after it: a generation that ended in between means that bytes may be torn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import enum
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,12 +43,22 @@ POLL_S_MAX = 0.02
 POLL_BUSY_S = 0.001
 #: A header is rewritten in well under a microsecond; this many torn looks in a row mean a broken or lying source.
 TORN_HEADERS_MAX = 100
-#: No rise of the source's watermark and no byte landed for this long: the source counts as stalled.
+#: No rise of the source's watermark and no byte landed for this long, or a single read that takes longer: the source
+#: counts as stalled. The first read is of one chunk, at most 8 MiB: below 1 MB/s nobody should read from a source.
 STALL_S = 10.0
-#: One read of at most `BATCH_BYTES_MAX`; below 1 MiB/s nobody should read from this source.
-READ_S = 10.0
 #: A manifest of a million tensors takes about 60 MB; larger ones are a mistake or an attack.
 METADATA_BYTES_MAX = 512 << 20
+
+
+class Blame(enum.Enum):
+    """Whose failure a failed source is: what to try next depends on it."""
+
+    #: A read failed, or brought wrong bytes: another engine may do better with the same source.
+    ENGINE = "engine"
+    #: The source says itself that it is not what was granted: no engine can help.
+    SOURCE = "source"
+    #: Nothing happened for too long: asking the same source again would cost as much again.
+    SILENCE = "silence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +90,20 @@ class Filling:
     #: Called before each look at the source: raises to make this reader stop (lease lost, transaction aborted).
     fence: Callable[[], None]
     verified: bool
+    #: Writes the digests of chunks [first, stop) that have landed, where the reading engine cannot: on devices.
+    digest_landed: Callable[[int, int, U64], Awaitable[None]] | None = None
     #: Seconds spent in looks that were issued after the last byte.
     confirm_s: float = 0.0
-    #: True when the last `SourceFailed` was only silence: the source may still be good.
-    stalled: bool = False
+    #: Seconds without progress after which a source is given up.
+    stall_s: float = STALL_S
+    #: Whose fault the last failure was.
+    blame: Blame = Blame.ENGINE
     #: Bytes per second of the last batches, for the size of the next.
     _rate: float = 0.0
 
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
-        self.stalled = False
+        self.blame = Blame.ENGINE
         plan = Plan.of(source_map, self.memory, self.manifest.chunk_starts, self.manifest.chunk_ends, self.counter.todo)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -124,9 +139,9 @@ class Filling:
                     moved = loop.time()
             else:
                 await asyncio.sleep(poll)
-            if loop.time() - moved > STALL_S:
-                self.stalled = True
-                raise SourceFailed(f"{source.name} made no progress for {STALL_S:g} s at chunk {limit}")
+            if loop.time() - moved > self.stall_s:
+                self.blame = Blame.SILENCE
+                raise SourceFailed(f"{source.name} made no progress for {self.stall_s:g} s at chunk {limit}")
 
     def _start(self, source: Source, plan: Plan, limit: int, tasks: list[asyncio.Task[None]]) -> None:
         """Start batches below `limit`, up to the window. Small ones only when nothing else would be in flight."""
@@ -163,23 +178,49 @@ class Filling:
         self.digests[first:stop] = 0
         if self.verified:
             reads = _with_digests(reads, source, self.digests, first, stop)
-            await source.engine.read(source.peer, reads, READ_S, Chunks(firsts, found))
-        else:
-            await source.engine.read(source.peer, reads, READ_S)
+        chunks = Chunks(firsts, found) if self.verified and self.digest_landed is None else None
+        try:
+            await source.engine.read(source.peer, reads, self.stall_s, chunks)
+        except SourceFailed:
+            self.note_silence(began)
+            raise
+        if self.verified and self.digest_landed is not None:
+            await self.digest_landed(first, stop, found)
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
         self._rate = max(rate, 0.7 * self._rate)  # up at once, down slowly
         wrong = np.flatnonzero(found != self.digests[first:stop])
         return first + int(wrong[0]) if self.verified and len(wrong) else None
 
+    def note_silence(self, began: float) -> None:
+        """A read that failed by its deadline was silence, whatever the engine calls it."""
+        if asyncio.get_running_loop().time() - began >= self.stall_s:
+            self.blame = Blame.SILENCE
+
     async def _header(self, source: Source) -> Header:
         """The source's header, of the granted generation, or `SourceFailed`."""
+        began = asyncio.get_running_loop().time()
+        try:
+            header = await self._whole_header(source)
+        except SourceFailed:
+            self.note_silence(began)
+            raise
+        try:
+            self._check_granted(source, header)
+        except SourceFailed:
+            self.blame = Blame.SOURCE
+            raise
+        return header
+
+    async def _whole_header(self, source: Source) -> Header:
         for _ in range(TORN_HEADERS_MAX):
-            header = Header.unpack(await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES))
+            data = await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES, self.stall_s)
+            header = Header.unpack(data)
             if header is not None:
-                break
+                return header
             await asyncio.sleep(0)
-        else:
-            raise SourceFailed(f"{source.name} shows no whole progress block in {TORN_HEADERS_MAX} looks")
+        raise SourceFailed(f"{source.name} shows no whole progress block in {TORN_HEADERS_MAX} looks")
+
+    def _check_granted(self, source: Source, header: Header) -> None:
         if header.incarnation != source.incarnation:
             raise SourceFailed(f"{source.name} was restarted: its progress block belongs to another process")
         if header.generation != source.generation:
@@ -190,7 +231,6 @@ class Filling:
             raise SourceFailed(f"{source.name} shows {header.chunks} chunks, the manifest has {self.manifest.chunks}")
         if self.verified and not header.digests:
             raise SourceFailed(f"{source.name} shows no digests for a version that has them")
-        return header
 
     async def _confirm(self, source: Source) -> None:
         """Untorn: a look issued after the last data read completed must still show the granted generation."""
@@ -205,18 +245,20 @@ class Filling:
         return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1)))
 
 
-async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int) -> bytes:
+async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int, timeout_s: float = STALL_S) -> bytes:
     """A small one-sided read into fresh memory: zeros, so that what did not land is not taken for an old answer."""
     if not 0 < nbytes <= METADATA_BYTES_MAX:
         raise SourceFailed(f"a source offers metadata of {nbytes} bytes; the limit is {METADATA_BYTES_MAX}")
     target = np.zeros(nbytes, dtype=np.uint8)
-    await engine.read(peer, _one(address, target.ctypes.data, nbytes), READ_S)
+    await engine.read(peer, _one(address, target.ctypes.data, nbytes), timeout_s)
     return target.tobytes()
 
 
-async def fetch_map(engine: Engine, peer: bytes, exposure: Exposure, stream_bytes: int) -> MemoryMap:
+async def fetch_map(
+    engine: Engine, peer: bytes, exposure: Exposure, stream_bytes: int, timeout_s: float = STALL_S
+) -> MemoryMap:
     """The source's memory map, checked against the exposure and against the stream it must tile."""
-    encoded = await fetch(engine, peer, exposure.map, exposure.map_bytes)
+    encoded = await fetch(engine, peer, exposure.map, exposure.map_bytes, timeout_s)
     if xxhash.xxh3_64_intdigest(encoded) != exposure.map_check:
         raise SourceFailed("the source's memory map does not match its checksum: it changed, or was read torn")
     return MemoryMap.decode(encoded, stream_bytes)

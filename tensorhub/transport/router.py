@@ -1,34 +1,55 @@
-"""Which engine carries a pair: the first of the preferred ones that both have and that reaches the source.
+"""Which engine carries a pair: the first preferred one that both have, that reaches the source and has not failed.
 
-Decides and says why; moves nothing. The only place that knows every engine by name.
+Decides and says why; moves nothing. The only place that knows every engine by name. Engines other than those every
+machine runs are imported when they are first named, so that what they need may be missing.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from tensorhub.errors import BadRequest, EngineUnavailable
 from tensorhub.messages import Locator
 from tensorhub.ports import Engine
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
-from tensorhub.transport.mooncake import MooncakeEngine, is_worth_opening
 from tensorhub.transport.route import LOOPBACK
 
 #: What users write to leave the choice to us.
 AUTO = "auto"
 
-#: {name: how to open it under the host that its locators name}, fastest first: the order of "auto".
-_ENGINES: dict[str, Callable[[str], Engine]] = {
-    MemoryEngine.name: lambda _: MemoryEngine(),
-    LocalEngine.name: lambda _: LocalEngine(),
-    MooncakeEngine.name: MooncakeEngine,
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One engine: how to open it under the host that its locators name, and whether "auto" tries it here."""
+
+    open: Callable[[str], Engine]
+    #: Why "auto" leaves it out on this machine, or None. Whoever names it gets it, or learns why it does not start.
+    left_out: Callable[[], str | None] = lambda: None
+
+
+def _adapted(module: str, name: str) -> Callable[[str], Engine]:
+    """The engine of a module that is imported when it is first opened."""
+    return lambda host: cast(Engine, getattr(importlib.import_module(f"tensorhub.transport.{module}"), name)(host))
+
+
+def _without_rdma() -> str | None:
+    from tensorhub.transport.mooncake import is_worth_opening
+
+    return None if is_worth_opening() else "without a device for it, other engines are faster"
+
+
+#: Fastest first: the order of "auto".
+_ENGINES: dict[str, Kind] = {
+    MemoryEngine.name: Kind(lambda _: MemoryEngine()),
+    LocalEngine.name: Kind(lambda _: LocalEngine()),
+    "mooncake": Kind(_adapted("mooncake", "MooncakeEngine"), _without_rdma),
+    "tcp": Kind(_adapted("tcp", "TcpEngine")),
 }
-#: {name: whether "auto" opens it here}; others always. Whoever names one gets it.
-_WORTH_OPENING: dict[str, Callable[[], bool]] = {MooncakeEngine.name: is_worth_opening}
 
 _log = logging.getLogger(__name__)
 
@@ -71,16 +92,19 @@ def engine_names(preference: str | Sequence[str]) -> tuple[str, ...]:
 def open_engines(preference: str | Sequence[str] = AUTO, host: str = LOOPBACK) -> list[Engine]:
     """Every engine that a preference names, best first; `host` is this host's number for its peers.
 
-    One that is named must start, or `EngineUnavailable` says why; of "auto", those that can, at least one.
+    One that is named must start, or `EngineUnavailable` says why; of "auto", those that can and that make sense on this
+    machine, at least one.
     """
     named = {preference} if isinstance(preference, str) else set(preference)
     opened: list[Engine] = []
     failures: list[str] = []
     for name in engine_names(preference):
-        if name not in named and not _WORTH_OPENING.get(name, lambda: True)():
+        kind = _ENGINES[name]
+        if name not in named and (why := kind.left_out()) is not None:
+            _log.debug("engine %s is left out of %r: %s", name, AUTO, why)
             continue
         try:
-            opened.append(_ENGINES[name](host))
+            opened.append(kind.open(host))
         except EngineUnavailable as error:
             failures.append(f"{name}: {error.message}")
             if name in named:
@@ -91,10 +115,21 @@ def open_engines(preference: str | Sequence[str] = AUTO, host: str = LOOPBACK) -
     return opened
 
 
-def choose(engines: Sequence[Engine], locators: Sequence[Locator], preference: str | Sequence[str] = AUTO) -> Choice:
-    """The first preferred engine that is open here, offered by the source, and reaches it."""
+def choose(
+    engines: Sequence[Engine],
+    locators: Sequence[Locator],
+    preference: str | Sequence[str] = AUTO,
+    failed: Mapping[str, str] | None = None,
+) -> Choice:
+    """The first preferred engine that is open here, offered by the source, and reaches it.
+
+    `failed` maps engines that are not to be tried (again) with this source to the reason.
+    """
     passed: list[str] = []
     for name in engine_names(preference):
+        if failed is not None and name in failed:
+            passed.append(f"{name} failed: {failed[name]}")
+            continue
         mine = [engine for engine in engines if engine.name == name]
         theirs = [locator.data for locator in locators if locator.engine == name]
         if not mine or not theirs:

@@ -23,6 +23,7 @@ from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.transport.mooncake import MooncakeEngine
 from tensorhub.transport.route import LOOPBACK
+from tensorhub.transport.tcp import TcpEngine
 from tests.conformance.peer import Memory
 
 
@@ -112,6 +113,7 @@ class Case:
 CASES = {
     "memory": Case(MemoryEngine, SourceHere, True),
     "local": Case(LocalEngine, lambda: SourceProcess("local"), False),
+    "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
     "mooncake": Case(lambda: MooncakeEngine(LOOPBACK), lambda: SourceProcess("mooncake"), True),
 }
 

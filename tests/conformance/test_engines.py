@@ -25,7 +25,7 @@ def u64(*values: int) -> np.ndarray:
 
 
 @pytest.fixture(
-    params=[pytest.param("memory"), *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "mooncake"))]
+    params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp", "mooncake"))]
 )
 def case(request) -> Case:
     return CASES[usable(request.param)]

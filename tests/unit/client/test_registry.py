@@ -475,3 +475,9 @@ def test_padding_is_zero_whatever_memory_held_before(monkeypatch: pytest.MonkeyP
     held.snapshot()
     held.stage()
     assert held.placement.staging.tolist() == [1] * 3 + [0] * 13 + [1] * 17 + [0] * 15
+
+
+def test_a_view_as_a_quantized_dtype_is_refused_by_name():
+    """A plain tensor viewed as a quantized dtype has no scales; the refusal names it."""
+    with pytest.raises(UnsupportedTensor, match="'odd': quantized"):
+        register({"odd": torch.zeros(8, dtype=torch.uint8).view(torch.qint8)}, name="a", where=Where())

@@ -13,7 +13,7 @@ import xxhash
 
 from tensorhub.errors import Closed, EngineUnavailable, NotRegistered, SourceFailed
 from tensorhub.ports import Chunks, Ranges
-from tensorhub.transport import mooncake, router
+from tensorhub.transport import mooncake
 from tensorhub.transport.mooncake import MooncakeEngine
 from tensorhub.transport.mooncake_library import PROTOCOL_ENV
 from tensorhub.transport.mooncake_read import Place
@@ -244,24 +244,13 @@ def test_an_engine_takes_back_only_its_own(pair):
         other.locate()
 
 
-def test_auto_leaves_it_closed_where_it_is_not_worth_a_port(monkeypatch):
-    """'auto' opens it where a device for RDMA is, or where the user chose a protocol; a named one always."""
-    opened: list[str] = []
-
-    def open_one(host):
-        opened.append(host)
-        raise EngineUnavailable("counted")
-
-    monkeypatch.setitem(router._ENGINES, "mooncake", open_one)
+def test_auto_opens_it_where_it_has_more_to_offer_than_sockets(monkeypatch):
+    """'auto' opens it where a device for RDMA is, or where the user chose a protocol."""
     monkeypatch.delenv(PROTOCOL_ENV, raising=False)
     monkeypatch.setattr(mooncake.mooncake_library, "has_rdma_device", lambda: False)
-    for engine in router.open_engines("auto", "127.0.0.1"):
-        asyncio.run(engine.close())
-    assert opened == []
+    assert not mooncake.is_worth_opening()
+    monkeypatch.setenv(PROTOCOL_ENV, "tcp")
+    assert mooncake.is_worth_opening()
+    monkeypatch.delenv(PROTOCOL_ENV)
     monkeypatch.setattr(mooncake.mooncake_library, "has_rdma_device", lambda: True)
-    for engine in router.open_engines("auto", "127.0.0.1"):
-        asyncio.run(engine.close())
-    assert opened == ["127.0.0.1"]
-    monkeypatch.setattr(mooncake.mooncake_library, "has_rdma_device", lambda: False)
-    with pytest.raises(EngineUnavailable, match="cannot start engine mooncake: counted"):
-        router.open_engines("mooncake", "127.0.0.1")
+    assert mooncake.is_worth_opening()

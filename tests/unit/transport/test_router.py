@@ -11,7 +11,7 @@ from tensorhub.errors import BadRequest, EngineUnavailable
 from tensorhub.messages import Locator
 from tensorhub.transport import router
 from tensorhub.transport.processes import Identity
-from tensorhub.transport.router import choose, engine_names, open_engines
+from tensorhub.transport.router import Kind, choose, engine_names, open_engines
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def offers(engines) -> list[Locator]:
 
 def test_auto_opens_every_engine_fastest_first(engines):
     """'auto' is all that run here, in order of speed."""
-    assert [engine.name for engine in engines] == ["memory", "local"]
+    assert [engine.name for engine in engines] == ["memory", "local", "tcp"]
 
 
 def test_the_same_process_is_reached_by_memory(engines):
@@ -40,7 +40,7 @@ def test_the_same_process_is_reached_by_memory(engines):
 def test_a_named_engine_wins_over_a_faster_one(engines):
     """A preference is an order, and 'auto' in it stands for the rest."""
     assert choose(engines, offers(engines), ["local", "auto"]).engine.name == "local"
-    assert engine_names(["local", "auto"]) == ("local", "memory", "mooncake")
+    assert engine_names(["local", "auto"]) == ("local", "memory", "mooncake", "tcp")
 
 
 def test_another_process_is_reached_by_local_and_the_reason_says_why(engines):
@@ -83,11 +83,29 @@ def test_an_engine_that_does_not_start_is_fatal_if_named_and_visible_if_not(monk
     def refuse(host):
         raise EngineUnavailable("no pidfd on this kernel")
 
-    monkeypatch.setitem(router._ENGINES, "local", refuse)
+    known = {"memory": router._ENGINES["memory"], "local": Kind(refuse)}
+    monkeypatch.setattr(router, "_ENGINES", known)
     with pytest.raises(EngineUnavailable, match="cannot start engine local: no pidfd"):
         open_engines(["memory", "local"])
     assert [engine.name for engine in open_engines("auto")] == ["memory"]
     assert "no pidfd on this kernel" in caplog.text
-    monkeypatch.setitem(router._ENGINES, "memory", refuse)
+    monkeypatch.setitem(router._ENGINES, "memory", Kind(refuse))
     with pytest.raises(EngineUnavailable, match=r"no engine starts here: memory: .*; local: "):
         open_engines("auto")
+
+
+def test_auto_leaves_out_what_makes_no_sense_here_and_a_name_overrules_it(monkeypatch):
+    """An engine that needs hardware is not opened by 'auto' without it; whoever names it gets it."""
+    kind = replace(router._ENGINES["local"], left_out=lambda: "no such device")
+    monkeypatch.setitem(router._ENGINES, "local", kind)
+    assert "local" not in [engine.name for engine in open_engines("auto")]
+    assert [engine.name for engine in open_engines(["local", "auto"])][:2] == ["local", "memory"]
+
+
+def test_an_engine_that_failed_is_passed_over_and_named(engines):
+    """The next engine is taken, and its reason says what failed before it; when all have, the error says so."""
+    failed = {"memory": "a read brought wrong bytes"}
+    choice = choose(engines, offers(engines), "auto", failed)
+    assert (choice.engine.name, choice.reason) == ("local", "local (memory failed: a read brought wrong bytes)")
+    with pytest.raises(EngineUnavailable, match="memory failed: a; local failed: b"):
+        choose(engines, offers(engines), ["memory", "local"], {"memory": "a", "local": "b"})
