@@ -12,6 +12,7 @@ from tensorhub.cli.__main__ import main
 from tensorhub.errors import BadRequest, ServerUnavailable, Where
 from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId, Version
+from tensorhub.views import PulledView
 
 MODEL = ModelKey("default", "actor")
 SEAT = Seat(MODEL, ReplicaId("rollout-0"), 1)
@@ -22,7 +23,20 @@ STATUS = StatusView(
     versions=(VERSION,),
     holdings=(
         HoldingView(
-            SEAT, 2, "a", Version("main", 7), "filling", 3, 9, 45, "trainer#1", (), True, Location(("dc1", "r3")), "tcp"
+            SEAT,
+            2,
+            "a",
+            Version("main", 7),
+            "filling",
+            3,
+            9,
+            45,
+            "trainer#1",
+            (),
+            True,
+            Location(("dc1", "r3")),
+            "tcp",
+            (PulledView(Seat(MODEL, ReplicaId("trainer"), 1), 15, "tcp", 2_000_000_000, 1_000_000_000),),
         ),
     ),
     waiting=(WaitView("rollout-1#0", "latest of actor", 1_000_000_000),),
