@@ -83,10 +83,27 @@ async def blocking(work: Callable[[], T], timeout_s: float, doing: str) -> T:
 async def called(method: Any, *arguments: object, timeout_s: float, doing: str) -> Any:
     """The result of an actor's method. An error of ours that it raised there says nothing about this caller."""
     try:
-        future: Future[Any] = method.remote(*arguments).future()
+        future = _kept(method.remote(*arguments).future())
     except Exception as error:  # whatever the library raises: this is its port
         raise _told(error, doing) from error
     return await _outcome(future, timeout_s, doing)
+
+
+def _kept(theirs: Future[Any]) -> Future[Any]:
+    """A future with that one's outcome, which cannot be cancelled: Ray Client stumbles over a future that was."""
+    ours: Future[Any] = Future()
+    ours.set_running_or_notify_cancel()
+
+    def hand_on(done: Future[Any]) -> None:
+        if done.cancelled():
+            ours.set_exception(RuntimeError("Ray cancelled it"))
+        elif (error := done.exception()) is not None:
+            ours.set_exception(error)
+        else:
+            ours.set_result(done.result())
+
+    theirs.add_done_callback(hand_on)
+    return ours
 
 
 async def _outcome(

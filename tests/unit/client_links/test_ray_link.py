@@ -159,6 +159,20 @@ def test_an_actor_that_takes_nothing_holds_nobody_for_ever(monkeypatch: pytest.M
     asyncio.run(main())
 
 
+def test_a_call_given_up_is_not_cancelled() -> None:
+    """Ray's own future is left alone when its caller's deadline passes: Ray sets its outcome all the same."""
+    theirs: Future[Any] = Future()
+
+    async def main() -> None:
+        method = SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: theirs))
+        with pytest.raises(ServerUnavailable, match=r"asking took longer than 0\.01 s"):
+            await ray_runtime.called(method, timeout_s=0.01, doing="asking")
+
+    asyncio.run(main())
+    assert not theirs.cancelled()
+    theirs.set_result("late")
+
+
 def test_actor_options() -> None:
     """The actor outlives its maker and its own death, takes no CPU from anybody, and is found by name."""
     told = options("tensorhub", None)
