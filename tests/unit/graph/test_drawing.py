@@ -105,7 +105,7 @@ def test_nothing_overlaps(graph: g.Graph) -> None:
 
 @pytest.mark.parametrize("graph", LAID_OUT, ids=lambda graph: f"{len(graph.nodes)} nodes")
 def test_every_edge_is_drawn_between_its_nodes(graph: g.Graph) -> None:
-    """One wire per edge; it ends at the left side of its reader and starts at a side of its source; columns are depths."""
+    """One wire per edge, from a side of its source to the left side of its reader; columns are depths."""
     layout = lay_out(graph)
     placed = frames(layout)
     assert sorted((wire.edge.source, wire.edge.reader) for wire in layout.wires) == sorted(
