@@ -22,7 +22,7 @@ from tests.support.process import Child, child
 
 pytestmark = pytest.mark.slow
 
-ENGINES = ("local",)
+ENGINES = ("local", "tcp", "mooncake")
 #: 10 MiB, in batches of one: the act comes between two of them, whatever the speed.
 ROWS = 512
 BATCH_BYTES = 1 << 20
