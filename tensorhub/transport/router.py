@@ -37,9 +37,18 @@ def _adapted(module: str, name: str) -> Callable[[str], Engine]:
     return lambda host: cast(Engine, getattr(importlib.import_module(f"tensorhub.transport.{module}"), name)(host))
 
 
+def _cuda_ipc(_: str) -> Engine:
+    return cast(Engine, importlib.import_module("tensorhub.transport.cuda_ipc").CudaIpcEngine())
+
+
+def _without_cuda() -> str | None:
+    return cast("str | None", importlib.import_module("tensorhub.transport.cuda_driver").missing())
+
+
 #: Fastest first: the order of "auto".
 _ENGINES: dict[str, Kind] = {
     MemoryEngine.name: Kind(lambda _: MemoryEngine()),
+    "cuda_ipc": Kind(_cuda_ipc, _without_cuda),
     LocalEngine.name: Kind(lambda _: LocalEngine()),
     "tcp": Kind(_adapted("tcp", "TcpEngine")),
 }
