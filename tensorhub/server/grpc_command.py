@@ -13,7 +13,7 @@ import socket
 import sys
 
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Broken
+from tensorhub.errors import BadRequest, Broken, ServerUnavailable
 from tensorhub.server.host import Host
 from tensorhub.wire.token import TOKEN_ENV, TOKEN_FILE_ENV
 
@@ -42,8 +42,12 @@ async def run(host: Host, options: argparse.Namespace, *, has_token: bool) -> in
 
     `BadRequest` for options that cannot be used, `ServerUnavailable` where gRPC is not installed.
     """
-    from tensorhub.server.grpc_service import Tls, serve
-
+    try:
+        from tensorhub.server.grpc_service import Tls, serve
+    except ModuleNotFoundError as missing:
+        raise ServerUnavailable(
+            f"a server over gRPC needs the module {missing.name!r}; install it by: pip install 'tensorhub[grpc]'"
+        ) from missing
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
         raise BadRequest("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top of them")
     tls = Tls(options.tls_cert, options.tls_key, options.tls_client_ca) if options.tls_cert else None
@@ -51,14 +55,10 @@ async def run(host: Host, options: argparse.Namespace, *, has_token: bool) -> in
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop, f"signal {number.name}")
-    ready: asyncio.Future[Address] = loop.create_future()
-    ready.add_done_callback(lambda bound: _announce(bound.result(), tls is not None, has_token))
     try:
-        await serve(host, listen, tls, ready=ready)
+        await serve(host, listen, tls, lambda bound: _announce(bound, tls=tls is not None, token=has_token))
     except Broken:
         return 1  # logged with its story by the host
-    finally:
-        ready.cancel()
     _LOG.info("the server has left")
     return 0
 
@@ -73,7 +73,7 @@ def default_listen() -> Address:
     return Address("::", PORT)
 
 
-def _announce(bound: Address, tls: bool, token: bool) -> None:
+def _announce(bound: Address, *, tls: bool, token: bool) -> None:
     """The first line is the address, for people and scripts."""
     sys.stdout.write(f"{'grpcs' if tls else 'grpc'}://{bound}\n")
     sys.stdout.flush()

@@ -6,31 +6,28 @@ an answer says is the machine's. Health (`grpc.health.v1`) says whether it serve
 
 from __future__ import annotations
 
+from tensorhub.wire.grpc_library import grpc  # before all that imports it: this decides how it is loaded
+
+# isort: split
 import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable, Where
+from tensorhub.errors import BadRequest, Broken, Closed, Where
 from tensorhub.messages import Answer, Refused
 from tensorhub.server.host import Door, Host
 from tensorhub.server.settings import SESSIONS_MAX
 from tensorhub.wire.codec import FRAME_BYTES_MAX
-from tensorhub.wire.proto import SERVICE, call_id_of, decode_call, encode_answer
-
-try:
-    import grpc
-    import grpc.aio
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
-except ModuleNotFoundError as missing:
-    raise ServerUnavailable(
-        f"a server over gRPC needs the module {missing.name!r}; install it by: pip install 'tensorhub[grpc]'"
-    ) from missing
+from tensorhub.wire.grpc_names import ACCEPTED, SERVICE
+from tensorhub.wire.proto import call_id_of, decode_call, encode_answer
 
 #: A stream for each session that the machine takes, and one for its heartbeat.
 STREAMS_MAX = 2 * SESSIONS_MAX
@@ -104,11 +101,11 @@ async def serving(host: Host, listen: Address, tls: Tls | None = None) -> AsyncI
         await server.stop(DRAIN_S)
 
 
-async def serve(host: Host, listen: Address, tls: Tls | None = None, *, ready: asyncio.Future[Address]) -> None:
+async def serve(host: Host, listen: Address, tls: Tls | None, ready: Callable[[Address], None]) -> None:
     """Run the host and serve it until it stops; `ready` is told the bound address. `Broken` when the machine broke."""
     broken: Broken | None = None
     async with serving(host, listen, tls) as bound:
-        ready.set_result(bound)
+        ready(bound)
         try:
             await host.run()
         except Broken as error:
@@ -155,7 +152,7 @@ class _Streams:
             door = self._host.open(context.peer())
         except Closed as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
-        await context.send_initial_metadata(())  # the peer's connect waits for it
+        await context.send_initial_metadata(((ACCEPTED, "1"),))  # the peer's connect waits for it
         reading = asyncio.create_task(_read_calls(context, door))
         try:
             while answers := await door.take():

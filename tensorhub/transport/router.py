@@ -38,11 +38,21 @@ def _adapted(module: str, name: str) -> Callable[[str], Engine]:
 
 
 def _cuda_ipc(_: str) -> Engine:
-    return cast(Engine, importlib.import_module("tensorhub.transport.cuda_ipc").CudaIpcEngine())
+    from tensorhub.transport.cuda_ipc import CudaIpcEngine
+
+    return CudaIpcEngine()
 
 
 def _without_cuda() -> str | None:
-    return cast("str | None", importlib.import_module("tensorhub.transport.cuda_driver").missing())
+    from tensorhub.transport.cuda_driver import missing
+
+    return missing()
+
+
+def _without_rdma() -> str | None:
+    from tensorhub.transport.mooncake import is_worth_opening
+
+    return None if is_worth_opening() else "without a device for it, other engines are faster"
 
 
 #: Fastest first: the order of "auto".
@@ -50,6 +60,7 @@ _ENGINES: dict[str, Kind] = {
     MemoryEngine.name: Kind(lambda _: MemoryEngine()),
     "cuda_ipc": Kind(_cuda_ipc, _without_cuda),
     LocalEngine.name: Kind(lambda _: LocalEngine()),
+    "mooncake": Kind(_adapted("mooncake", "MooncakeEngine"), _without_rdma),
     "tcp": Kind(_adapted("tcp", "TcpEngine")),
 }
 

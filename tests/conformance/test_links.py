@@ -40,6 +40,8 @@ JOIN = m.Join(SEAT, 2, "layout", False, Location())
 BEAT_NS = 20_000_000
 #: Another process answers, on a busy machine.
 RAY_BEAT_NS = 200_000_000
+#: For a server that answers at once, and for an actor that a busy machine has to start first.
+PATIENCE_S = 60.0
 _COUNT = itertools.count(1)
 
 
@@ -54,7 +56,7 @@ class Served:
 
 
 def make_machine() -> Machine:
-    return Machine(Epoch(next(_COUNT).to_bytes(16, "big")), Settings(lease_ns=50 * BEAT_NS, beat_ns=BEAT_NS))
+    return Machine(Epoch(next(_COUNT).to_bytes(16, "big")), Settings(lease_ns=500 * BEAT_NS, beat_ns=BEAT_NS))
 
 
 @asynccontextmanager
@@ -98,7 +100,7 @@ async def over_grpc(address: Address, tls: Tls | None = None) -> AsyncIterator[S
     async def begin(listen: Address) -> Address:
         host = Host(make_machine())
         ready = asyncio.get_running_loop().create_future()
-        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready=ready))))
+        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready.set_result))))
         return await ready
 
     async def end() -> None:
@@ -234,7 +236,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def welcome(link: Link, session: SessionId) -> Connection:
-    connection = await link.connect(5.0)
+    connection = await link.connect(PATIENCE_S)
     await connection.send(Call(1, m.Hello(m.PROTOCOL, session, b"", "host", 1, Epoch(b""))))
     answer = await connection.receive()
     assert isinstance(answer.reply, m.Welcome), answer
@@ -333,7 +335,7 @@ def test_heart_beats_for_a_known_session(run: Callable[..., None]) -> None:
         before_ns = round(asyncio.get_running_loop().time() * 1e9)
         heart = await served.link.beat(session, served.beat_ns)
         seen = {0}
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while len(seen) < 4:
                 await asyncio.sleep(served.beat_ns / 4e9)
                 seen.add(heart.acknowledged_ns())
@@ -351,7 +353,7 @@ def test_heart_of_an_unknown_session_fails(run: Callable[..., None]) -> None:
 
     async def case(served: Served) -> None:
         heart = await served.link.beat(new_session_id(), served.beat_ns)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while heart.failed() is None:
                 await asyncio.sleep(served.beat_ns / 4e9)
         assert heart.acknowledged_ns() == 0
@@ -368,7 +370,7 @@ def test_heart_fails_with_its_server(run: Callable[..., None]) -> None:
         connection = await welcome(served.link, session)
         heart = await served.link.beat(session, served.beat_ns)
         await served.restart()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while heart.failed() is None:
                 await asyncio.sleep(served.beat_ns / 4e9)
         heart.stop()
@@ -383,20 +385,20 @@ def test_session_survives_a_restart_of_the_server(run: Callable[..., None]) -> N
     async def case(served: Served) -> None:
         session, other = session_over(served.link), session_over(served.link)
         heard: list[object] = []
-        await session.open(5.0)
+        await session.open(PATIENCE_S)
         first = session.epoch
-        await session.call(JOIN, 5.0)
+        await session.call(JOIN, PATIENCE_S)
         session.subscribe(SEAT, heard.append, lambda: JOIN)
         await served.restart()
-        assert await session.call(m.List(MODEL), 5.0) == m.Listing(())
+        assert await session.call(m.List(MODEL), PATIENCE_S) == m.Listing(())
         assert session.epoch != first
         assert [type(reply) for reply in heard] == [m.Joined]
-        await other.open(5.0)
+        await other.open(PATIENCE_S)
         with pytest.raises(SeatTaken):
-            await other.call(JOIN, 5.0)
+            await other.call(JOIN, PATIENCE_S)
         assert not session.fenced()
-        await session.close(5.0)
-        await other.call(JOIN, 5.0)
-        await other.close(5.0)
+        await session.close(PATIENCE_S)
+        await other.call(JOIN, PATIENCE_S)
+        await other.close(PATIENCE_S)
 
     run(case)
