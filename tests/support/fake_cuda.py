@@ -76,8 +76,12 @@ class FakeCuda:
         return (np.frombuffer(ctypes.string_at(address, nbytes), np.uint8) ^ self.gpu.scramble).tobytes()
 
     def close(self) -> None:
-        for address in list(self._maps):
-            self._unmap(address)
+        """The process ends: what it allocated is free again."""
+        for address, (_, _, handle) in list(self._maps.items()):
+            if address not in self.opened and handle in self.gpu.allocations:
+                self.free(address)
+            else:
+                self._unmap(address)
 
     # ------------------------------------------------------------ the driver's calls
 
