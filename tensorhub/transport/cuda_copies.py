@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorhub.errors import Closed, EngineUnavailable
+from tensorhub.errors import EngineUnavailable
 from tensorhub.ports import U64
 from tensorhub.transport.cuda_driver import CudaDriver
 from tensorhub.transport.cuda_exports import Rows
@@ -43,10 +43,6 @@ class Copy:
     destinations: U64
     nbytes: U64
     ordinals: NDArray[np.int64]
-
-
-class Late(Exception):
-    """The deadline passed before every byte was on its way; the engine says which read that was."""
 
 
 class Copies:
@@ -84,18 +80,16 @@ class Copies:
         for identity in {identity for identity, _ in self._mapped}:
             self.unmap(identity)
 
-    def run(self, copy: Copy, deadline: float, stop: Stop) -> None:
-        """Return when every byte has landed. `Late` after the deadline, `Closed` when stopped; in either case nothing
-        lands any more, or `EngineUnavailable` says that a device is stuck."""
+    def run(self, copy: Copy, deadline: float, stop: Stop) -> bool:
+        """Return when every byte has landed; False when the deadline passed, or it was stopped, before. In either case
+        nothing lands any more, or `EngineUnavailable` says that a device is stuck."""
         ends = np.cumsum(copy.nbytes, dtype=np.uint64)
         first, ordinals = 0, [int(ordinal) for ordinal in np.unique(copy.ordinals)]
         while first < len(ends):
             begin = int(ends[first - 1]) if first else 0
             last = max(first + 1, int(np.searchsorted(ends, begin + SLICE_BYTES, side="right")))
-            if stop.is_set:
-                raise Closed("the engine was closed during a read")
-            if time.monotonic() >= deadline:
-                raise Late
+            if stop.is_set or time.monotonic() >= deadline:
+                return False
             try:
                 for i in range(first, last):
                     self._driver.copy(
@@ -104,6 +98,7 @@ class Copies:
             finally:
                 self._wait(ordinals, deadline)
             first = last
+        return True
 
     def _wait(self, ordinals: list[int], deadline: float) -> None:
         while not all(self._driver.is_idle(ordinal) for ordinal in ordinals):

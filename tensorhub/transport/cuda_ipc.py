@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, Broken, Closed, EngineUnavailable, SourceFailed
 from tensorhub.ports import Chunks, Ranges
 from tensorhub.transport.crew import Crews
-from tensorhub.transport.cuda_copies import Copies, Copy, Late, Stop
+from tensorhub.transport.cuda_copies import Copies, Copy, Stop
 from tensorhub.transport.cuda_driver import CudaDriver, CudaFailure
 from tensorhub.transport.cuda_exports import ROW, Exports, Locator, Rows, rows_of
 from tensorhub.transport.landing import digest_landed
@@ -96,16 +96,14 @@ class CudaIpcEngine:
         try:
             await self._read(locator, table, ranges, (there, here), deadline)
             if not process.alive():
-                await self._in_thread(lambda: self._copies.unmap(locator.identity), Stop(), deadline)
+                await self._in_thread(_done(lambda: self._copies.unmap(locator.identity)), Stop(), deadline)
                 raise SourceFailed(f"the source's process {process.identity.pid} died")
             if chunks is not None:
-                await self._in_thread(lambda: digest_landed(ranges, chunks), Stop(), deadline)
-        except Late:
+                await self._in_thread(_done(lambda: digest_landed(ranges, chunks)), Stop(), deadline)
+        except _Late:
             raise SourceFailed(f"a read of {ranges.total_bytes} bytes was not done within {timeout_s:g} s") from None
         finally:
             self._peers.leave(process)
-        if self._closed:
-            raise Closed("the engine was closed during a read")
 
     async def close(self) -> None:
         self._closed = True
@@ -142,13 +140,13 @@ class CudaIpcEngine:
             ordinals = np.where(here[across] >= 0, here[across], HOST_ORDINAL)
             stop = Stop()
 
-            def copy() -> None:
+            def copy() -> bool:
                 bases = table["base"][rows]
                 mapped = bases
                 if locator.origin != self._driver.origin:  # a process cannot open its own handles
                     mapped = self._copies.map(locator.identity, table, rows, ordinals)
                 sources = mapped + (far.remote - bases)
-                self._copies.run(Copy(sources, far.local, far.nbytes, ordinals), deadline, stop)
+                return self._copies.run(Copy(sources, far.local, far.nbytes, ordinals), deadline, stop)
 
             await self._in_thread(copy, stop, deadline)
 
@@ -180,13 +178,14 @@ class CudaIpcEngine:
         self._tables[peer] = locator, table
         return locator, table
 
-    async def _in_thread(self, work: Callable[[], None], stop: Stop, deadline: float) -> None:
-        """Work in the one thread that copies; return when it is over, also when cancelled."""
-        ran = threading.Event()
+    async def _in_thread(self, work: Callable[[], bool], stop: Stop, deadline: float) -> None:
+        """Work in the one thread that copies; return when it is over, also when cancelled. `_Late` if not done by then,
+        `Closed` if that is because the engine closes."""
+        done = threading.Event()
 
         def run() -> None:
-            work()
-            ran.set()
+            if work():
+                done.set()
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="tensorhub-cuda")
@@ -194,11 +193,27 @@ class CudaIpcEngine:
             await self._crews.run(self._pool, run, stop.set, 1, int(deadline * 1e9))
         except CudaFailure as error:
             raise EngineUnavailable(f"CUDA memory of the source could not be copied: {error}") from error
-        if not ran.is_set():
-            raise Late
+        if self._closed:
+            raise Closed("the engine was closed during a read")
+        if not done.is_set():
+            raise _Late
 
 
-def _work(copies: Copies, copy: Copy, deadline: float, stop: Stop) -> Callable[[], None]:
+class _Late(Exception):
+    """The deadline passed before every byte had landed; `read` says of what."""
+
+
+def _done(work: Callable[[], None]) -> Callable[[], bool]:
+    """Work that is done when it returns."""
+
+    def run() -> bool:
+        work()
+        return True
+
+    return run
+
+
+def _work(copies: Copies, copy: Copy, deadline: float, stop: Stop) -> Callable[[], bool]:
     return lambda: copies.run(copy, deadline, stop)
 
 
