@@ -193,7 +193,7 @@ class _Stream:
     def __init__(self, module: Any, place: torch.device) -> None:
         self._module = module
         self._place = place
-        self._stream = module.Stream(device=place)
+        self._stream = module.Stream(place)
 
     def fetch(self, pairs: Iterable[Pair]) -> None:
         with self._module.stream(self._stream):
