@@ -261,7 +261,10 @@ def _runtime() -> Any:
 
 
 class _Pages(mmap.mmap):
-    """Anonymous memory that the CUDA driver has locked: unlocked before it is unmapped."""
+    """Anonymous memory that the CUDA driver has locked: unlocked before it is unmapped.
+
+    Shared, as `mmap` maps by default: a fork never copies its pages away from under the device.
+    """
 
     locked_at = 0
 
