@@ -193,7 +193,7 @@ class _Stream:
     def __init__(self, module: Any, place: torch.device) -> None:
         self._module = module
         self._place = place
-        self._stream = module.Stream(device=place)
+        self._stream = module.Stream(place)
 
     def fetch(self, pairs: Iterable[Pair]) -> None:
         with self._module.stream(self._stream):
@@ -261,7 +261,10 @@ def _runtime() -> Any:
 
 
 class _Pages(mmap.mmap):
-    """Anonymous memory that the CUDA driver has locked: unlocked before it is unmapped."""
+    """Anonymous memory that the CUDA driver has locked: unlocked before it is unmapped.
+
+    Shared, as `mmap` maps by default: a fork never copies its pages away from under the device.
+    """
 
     locked_at = 0
 

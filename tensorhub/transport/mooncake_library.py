@@ -46,6 +46,9 @@ _INSTALL = (
 )
 #: Answer for a request that is late for the library itself: it may still land.
 _TIMED_OUT = -2
+#: What is mapped or not as a whole; some kernels have larger ones. Over TCP a registration is a line in a table. The
+#: others pin its memory, again for every range that joins it: there, only what touches is joined.
+PAGE_BYTES = 4096
 CELL_MAGIC = b"tensorhub/mooncake/1"
 CELL_BYTES = 64
 
@@ -70,7 +73,9 @@ class Library:
         self.pid = os.getpid()
         self._engine: TransferEngine | None = engine
         self.address = Address(host, engine.get_rpc_port())
-        self.registered = Registrations(self.give, self.take_back)
+        #: Ranges so close share a registration, so that peers may read them together (`registrations.py`).
+        self.grain = PAGE_BYTES if protocol == "tcp" else 1
+        self.registered = Registrations(self.give, self.take_back, self.grain)
         self.slabs = Slabs(self)
         #: Where peers read who this is: a restarted process may have the same address and port.
         self._cell = np.frombuffer(cell_of(secrets.token_bytes(16)), dtype=np.uint8).copy()
