@@ -37,7 +37,9 @@ class _Joining:
         self._joined_as: str | None = None
 
     def is_ours(self, ray: Any) -> bool:
-        """Whether the connection there is was made for us."""
+        """Whether the connection there is was made for us, or is being made."""
+        if self._attempt is not None and not self._attempt.done():
+            return True
         return self._joined_as is not None and ray.get_runtime_context().get_worker_id() == self._joined_as
 
     def attempt(self, ray: Any) -> Future[None]:

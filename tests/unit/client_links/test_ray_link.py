@@ -84,7 +84,7 @@ def test_a_cluster_that_does_not_answer_is_joined_by_one_thread(monkeypatch: pyt
     monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
     joinings = 0
     while joinings < 3:
-        with pytest.raises(ServerUnavailable, match="Ray( cluster)? took longer than") as told:
+        with pytest.raises(ServerUnavailable, match=r"Ray( cluster)? took longer than") as told:
             outcome(lambda: ray_link("ray://tensorhub").connect(0.03))
         joinings += "joining" in str(told.value)  # on a busy machine, finding the module may take as long
     release.set()
@@ -159,6 +159,16 @@ def test_an_actor_that_takes_nothing_holds_nobody_for_ever(monkeypatch: pytest.M
         await connection.close()
 
     asyncio.run(main())
+
+
+def test_a_handle_is_dead_without_its_ray() -> None:
+    """Once the process has left its cluster, a method is not called: Ray would join, or start, another for it."""
+    ray = SimpleNamespace(is_initialized=lambda: True)
+    handle = ray_runtime.Handle(ray, SimpleNamespace(take="the method"))
+    assert handle.take == "the method"
+    ray.is_initialized = lambda: False
+    with pytest.raises(ServerUnavailable, match="has left its Ray cluster"):
+        _ = handle.take
 
 
 def test_a_call_given_up_is_not_cancelled() -> None:
