@@ -82,9 +82,11 @@ def test_a_cluster_that_does_not_answer_is_joined_by_one_thread(monkeypatch: pyt
     fake.get_runtime_context = lambda: SimpleNamespace(get_worker_id=lambda: "w")
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
-    for _ in range(3):
-        with pytest.raises(ServerUnavailable, match=r"took longer than 0\.01 s"):
-            outcome(lambda: ray_link("ray://tensorhub").connect(0.01))
+    joinings = 0
+    while joinings < 3:
+        with pytest.raises(ServerUnavailable, match="Ray( cluster)? took longer than") as told:
+            outcome(lambda: ray_link("ray://tensorhub").connect(0.03))
+        joinings += "joining" in str(told.value)  # on a busy machine, finding the module may take as long
     release.set()
     assert len(attempts) == 1
     assert attempts[0]["address"] == "auto"
