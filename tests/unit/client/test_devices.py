@@ -72,6 +72,12 @@ def test_no_wait_is_without_a_deadline(device: devices.Device) -> None:
     assert wait([(device, device.mark())], lambda: True, 0.0)
 
 
+def test_what_a_runtime_says_becomes_an_error_of_ours(device: devices.Device) -> None:
+    """all_errors_surface: a fault in the device is `EngineUnavailable` that names it, with the runtime's own words."""
+    with pytest.raises(EngineUnavailable, match=r"cpu: .*size of tensor"):
+        device.lane().fetch([(torch.zeros(3), torch.zeros(4))])
+
+
 def test_memory_out_of_reach_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind without its backend here, or without one at all, is told with a remedy."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
