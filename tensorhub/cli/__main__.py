@@ -55,7 +55,7 @@ def demo(
     replicas: Annotated[int, typer.Option(min=1, help="rollout replicas")] = 4,
     shards: Annotated[int, typer.Option(min=1, help="processes of each replica")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="train, publish, replicate, compare, unpublish")] = 3,
-    engine: Annotated[str, typer.Option(help="transfer engine")] = "auto",
+    engine: Annotated[str, typer.Option(help="'auto', 'local', 'tcp' or 'mooncake'")] = "auto",
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
