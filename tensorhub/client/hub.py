@@ -272,8 +272,8 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
 
     `server`: "local" (default; or TENSORHUB_SERVER), "local:NAME", "ray://NAME", "grpc://HOST:PORT" or "grpcs://…".
     `engine`: "auto", a name ("memory", "cuda_ipc", "local", "mooncake", "tcp"), or several in order of preference; what
-    is named must start. `job` separates runs on one cluster (TENSORHUB_JOB, else Ray's job, else "default"). `spot` marks a
-    replica that may vanish.
+    is named must start. `job` separates runs on one cluster (TENSORHUB_JOB, else Ray's job, else "default"). `spot`
+    marks a replica that may vanish.
     `location` is "dc/rack/host" (TENSORHUB_LOCATION). A trainer that resumes from a checkpoint opens a new `lineage`
     (TENSORHUB_LINEAGE). `layout` names how the model is cut into shards; different ones do not mix. Raises `SeatTaken`,
     `LayoutMismatch`, `BadRequest`, `ServerUnavailable`.
