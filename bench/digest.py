@@ -23,15 +23,14 @@ NBYTES = 128 << 20
 CHUNK_BYTES = 1 << 20
 
 
-def run() -> Report:
+def measure(report: Report) -> None:
     """A few seconds."""
-    report = Report("digest")
     data = np.random.default_rng(0).integers(0, 256, NBYTES, dtype=np.uint8)
     torch.set_num_threads(1)
     works = {name: timed(work) for name, work in candidates(data).items()}
     for work in works.values():
         work()
-    measured = interleave(works, PAIRS_MIN)
+    measured = interleave(works, PAIRS_MIN, report.tell)
     for name, seconds in measured.items():
         report.add(name, "GB/s", sample([NBYTES / s / 1e9 for s in seconds]))
     # Rates over the rate of xxh3: seconds the other way round.
@@ -40,7 +39,6 @@ def run() -> Report:
         for name, seconds in measured.items()
         if name != "xxh3"
     ]
-    return report
 
 
 def candidates(data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Callable[[], object]]:

@@ -6,15 +6,17 @@ Each function runs in a `Remote`, on its state. Times are `time.monotonic()`, on
 from __future__ import annotations
 
 import gc
-import importlib
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import torch
 
+import tensorhub
 from bench.process import Footprint, footprint, reset_peak
-from bench.remote import State
+from bench.remote import Missing, State
+from tensorhub.errors import BadRequest, EngineUnavailable
 
 #: Of one hub call.
 TIMEOUT_SECONDS = 60.0
@@ -34,9 +36,12 @@ def allocate_tiny(state: State, name: str, count: int, nbytes: int, fill: int) -
     allocate(state, name, [nbytes] * count, fill)
 
 
-def open_hub(state: State, name: str, model: str, replica: str, job: str) -> None:
-    """Open a hub for the tensors `name` and register them."""
-    hub = importlib.import_module("tensorhub").open(model, replica=replica, job=job, timeout=TIMEOUT_SECONDS)
+def open_hub(state: State, name: str, model: str, replica: str, job: str, engine: str = "auto") -> None:
+    """Open a hub for the tensors `name` and register them. `Missing` where the engine does not start."""
+    try:
+        hub = tensorhub.open(model, replica=replica, job=job, engine=engine, timeout=TIMEOUT_SECONDS)
+    except (EngineUnavailable, BadRequest) as error:
+        raise Missing(f"engine {engine!r}: {error}") from error
     state.setdefault("hubs", {})[name] = hub
     if name in state.get("tensors", {}):
         hub.register(state["tensors"][name])
@@ -66,10 +71,17 @@ def unpublish(state: State, name: str) -> None:
 
 
 def replicate(state: State, name: str, version: int) -> dict[str, Any]:
-    """When the replicate of exactly this version returned, and what it said."""
+    """When the replicate of exactly this version was called and returned, and what it said."""
+    called = time.monotonic()
     got = state["hubs"][name].replicate(version, timeout=TIMEOUT_SECONDS)
     returned = time.monotonic()
-    return {"returned": returned, "nbytes": got.nbytes, "verified": got.verified, "engine": got.engine}
+    return {
+        "called": called,
+        "returned": returned,
+        "nbytes": got.nbytes,
+        "verified": got.verified,
+        "engine": got.engine,
+    }
 
 
 def first_bytes(state: State, name: str) -> set[int]:
@@ -92,6 +104,26 @@ def wait_sealed(state: State, name: str, version: int) -> float:
 def publishing(state: State, name: str) -> bool:
     """Whether digests of this hub's holding are outstanding."""
     return any(holding.state == "publishing" for holding in state["hubs"][name].status().holdings)
+
+
+def hold_interpreter(state: State) -> None:
+    """Start a thread of pure Python that never lets go of the interpreter by itself."""
+    let_go = state["let_go"] = threading.Event()
+
+    def spin() -> None:
+        count = 0
+        while not let_go.is_set():
+            for step in range(1000):
+                count += step
+
+    state["spinning"] = threading.Thread(target=spin, daemon=True)
+    state["spinning"].start()
+
+
+def let_go_of_interpreter(state: State) -> None:
+    """End that thread."""
+    state.pop("let_go").set()
+    state.pop("spinning").join(TIMEOUT_SECONDS)
 
 
 def look(_: State) -> Footprint:

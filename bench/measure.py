@@ -36,12 +36,18 @@ class Ratio:
     holds: bool | None = None
 
 
-def interleave(functions: Mapping[str, Callable[[], float]], pairs: int) -> dict[str, list[float]]:
-    """Run every function once per pair, first to last and last to first in turns; what each returned, by pair."""
+def interleave(
+    functions: Mapping[str, Callable[[], float]], pairs: int, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, list[float]]:
+    """Run every function once per pair, first to last and last to first in turns; what each returned, by pair.
+
+    `tell` hears what runs next, for whoever waits.
+    """
     measured: dict[str, list[float]] = {name: [] for name in functions}
     for pair in range(pairs):
         order = list(functions) if pair % 2 == 0 else list(reversed(list(functions)))
         for name in order:
+            tell(f"pair {pair + 1} of {pairs}: {name}")
             measured[name].append(functions[name]())
     return measured
 

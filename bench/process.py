@@ -1,4 +1,4 @@
-"""What a process costs right now: resident memory, descriptors, threads, from /proc. Reads only its own."""
+"""What a process costs right now: resident memory, descriptors, threads, CPU time, from /proc. It changes nothing."""
 
 from __future__ import annotations
 
@@ -35,6 +35,27 @@ def footprint() -> Footprint:
 def reset_peak() -> None:
     """Let the peak begin again at what is resident now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time so far of a process and of all that descend from it and live; in steps of the kernel's tick (10 ms)."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
+        parents[int(path.parent.name)] = int(fields[1])
+        ticks[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+    if pid not in ticks:
+        raise ProcessLookupError(f"process {pid} has ended")
+    family, grown = {pid}, True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in family} - family
+        family |= more
+        grown = bool(more)
+    return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _kib(text: str) -> int:

@@ -32,9 +32,8 @@ MATRIX = 768
 MULTIPLICATIONS = 12
 
 
-def run() -> Report:
+def measure(report: Report) -> None:
     """Everything; about two minutes on two cores."""
-    report = Report("publish")
     job = f"bench-{secrets.token_hex(8)}"
     with Remote("trainer") as trainer, Remote("observer") as observer:
         for name, sizes in SIZES.items():
@@ -46,7 +45,6 @@ def run() -> Report:
         slowdown(report, trainer)
     with Remote("trainer") as trainer:
         register(report, trainer, job)
-    return report
 
 
 class Publisher:
@@ -80,7 +78,9 @@ def publish_call(report: Report, trainer: Remote) -> None:
     publishers = {name: Publisher(trainer, name) for name in SIZES}
     for publisher in publishers.values():
         publisher.call_seconds()  # the first fills caches
-    measured = interleave({name: publisher.call_seconds for name, publisher in publishers.items()}, 2 * PAIRS_MIN)
+    measured = interleave(
+        {name: publisher.call_seconds for name, publisher in publishers.items()}, 2 * PAIRS_MIN, report.tell
+    )
     for name, seconds in measured.items():
         report.add(f"publish_call_{name}", "ms", sample([s * 1e3 for s in seconds]))
     report.ratios.append(ratio("publish_4gib_over_64mib", measured["4gib"], measured["64mib"], at_most=1.5))
@@ -100,6 +100,7 @@ def readable(report: Report, trainer: Remote, observer: Remote) -> None:
     measured = interleave(
         {"publish_to_readable": publish_to_readable, "digest": lambda: float(trainer.call(digest_raw, "4gib"))},
         PAIRS_MIN,
+        report.tell,
     )
     for name, seconds in measured.items():
         report.add(name, "GB/s", sample([BIG_BYTES / s / 1e9 for s in seconds]))
@@ -125,6 +126,7 @@ def slowdown(report: Report, trainer: Remote) -> None:
     measured = interleave(
         {"train_beside_digests": beside_digests, "train_alone": lambda: float(trainer.call(train_loop))},
         2 * PAIRS_MIN,
+        report.tell,
     )
     for name, seconds in measured.items():
         report.add(name, "ms", sample([s * 1e3 for s in seconds]))
@@ -144,6 +146,7 @@ def register(report: Report, trainer: Remote, job: str) -> None:
             "loop_100k": lambda: float(trainer.call(look_at_each)),
         },
         PAIRS_MIN,
+        report.tell,
     )
     for name, seconds in measured.items():
         report.add(name, "ms", sample([s * 1e3 for s in seconds]))

@@ -1,20 +1,20 @@
-"""Question: what does a verified pull cost over the bare copy that it contains, in time and in memory?
+"""Question: what does a verified pull within a host cost over the bare copy that it contains, in time and in memory?
 
-One publisher, one reader, one host. Time runs from the call of `publish` to the return of `replicate`.
+One publisher, one reader, engine "local". Time runs from the call of `publish` to the return of `replicate`. Other
+engines are held against their peers in `bench/pull_engines.py` and `bench/pull_ray.py`.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from bench import hubs, raw
 from bench.measure import PAIRS_MIN, figure, interleave, ratio, sample
 from bench.process import MIB, Footprint
-from bench.remote import Remote, State, both
+from bench.pulls import Puller, link, new_job
+from bench.remote import Remote, State
 from bench.report import Report
 
 LARGE_BYTES = 1 << 30
@@ -27,120 +27,81 @@ VERSIONS = 200
 WARM_VERSIONS = 20
 
 
-def run() -> Report:
-    """Everything; about two minutes on two cores."""
-    report = Report("pull")
-    job = f"bench-{secrets.token_hex(8)}"
-    with Remote("publisher") as publisher, Remote("reader") as reader:
-        large(report, publisher, reader, job)
-    with Remote("publisher") as publisher, Remote("reader") as reader:
-        tiny(report, publisher, reader, job)
-    with Remote("publisher") as publisher, Remote("reader") as reader:
-        many_versions(report, publisher, reader, job)
-    return report
-
-
-def large(report: Report, publisher: Remote, reader: Remote, job: str) -> None:
+def large(report: Report) -> None:
     """1 GiB: verified over one raw thread, unverified over two, both over memcpy; extra memory of both ends."""
-    ranges = publisher.call(hubs.allocate, "large", LARGE, 1)
-    reader.call(hubs.allocate, "large", LARGE, 0)
-    before = publisher.call(hubs.look_and_reset), reader.call(hubs.look_and_reset)
-    pid = publisher.call(process_id)
-    link(publisher, reader, "large", job)
-    pull = Puller(publisher, reader, "large")
-    pull("background")  # first contact; the processes' own costs are in the footprints from here on
-    extra = memory(publisher, reader, before)
-    reader.call(prepare_raw)
-    measured = interleave(
-        {
-            "pull": partial(pull, "background"),
-            "raw_1_thread": lambda: float(reader.call(read_raw, pid, ranges, 1)),
-            "pull_unverified": partial(pull, "off"),
-            "raw_2_threads": lambda: float(reader.call(read_raw, pid, ranges, 2)),
-            "memcpy": lambda: float(reader.call(copy_raw)),
-        },
-        PAIRS_MIN,
-    )
-    for name, seconds in measured.items():
-        report.add(name, "GB/s", sample([LARGE_BYTES / s / 1e9 for s in seconds]))
-    # Rates over rates: seconds the other way round.
-    report.ratios += [
-        ratio("pull_local_over_raw", measured["raw_1_thread"], measured["pull"], at_least=0.95),
-        ratio("pull_local_unverified_over_raw", measured["raw_2_threads"], measured["pull_unverified"], at_least=0.9),
-        ratio("pull_local_over_memcpy", measured["memcpy"], measured["pull"]),
-        figure("source_extra_rss_over_bytes", sample([extra[0] / LARGE_BYTES]), at_most=0.02),
-        figure("reader_extra_rss_mib", sample([extra[1] / MIB]), at_most=64),
-    ]
+    with Remote("publisher") as publisher, Remote("reader") as reader:
+        ranges = publisher.call(hubs.allocate, "large", LARGE, 1)
+        reader.call(hubs.allocate, "large", LARGE, 0)
+        before = publisher.call(hubs.look_and_reset), reader.call(hubs.look_and_reset)
+        pid = publisher.call(process_id)
+        link(publisher, reader, "large", new_job())
+        pull = Puller(publisher, reader, "large")
+        pull("background")  # first contact; the processes' own costs are in the footprints from here on
+        extra = memory(publisher, reader, before)
+        reader.call(prepare_raw)
+        measured = interleave(
+            {
+                "pull": partial(pull, "background"),
+                "raw_1_thread": lambda: float(reader.call(read_raw, pid, ranges, 1)),
+                "pull_unverified": partial(pull, "off"),
+                "raw_2_threads": lambda: float(reader.call(read_raw, pid, ranges, 2)),
+                "memcpy": lambda: float(reader.call(copy_raw)),
+            },
+            PAIRS_MIN,
+            report.tell,
+        )
+        for name, seconds in measured.items():
+            report.add(name, "GB/s", sample([LARGE_BYTES / s / 1e9 for s in seconds]))
+        # Rates over rates: seconds the other way round.
+        report.ratios += [
+            ratio("pull_local_over_raw", measured["raw_1_thread"], measured["pull"], at_least=0.95),
+            ratio(
+                "pull_local_unverified_over_raw", measured["raw_2_threads"], measured["pull_unverified"], at_least=0.9
+            ),
+            ratio("pull_local_over_memcpy", measured["memcpy"], measured["pull"]),
+            figure("source_extra_rss_over_bytes", sample([extra[0] / LARGE_BYTES]), at_most=0.02),
+            figure("reader_extra_rss_mib", sample([extra[1] / MIB]), at_most=64),
+        ]
 
 
-def tiny(report: Report, publisher: Remote, reader: Remote, job: str) -> None:
+def tiny(report: Report) -> None:
     """100 000 tensors of 64 bytes over one tensor of the same bytes."""
-    pulls: dict[str, Callable[[], float]] = {}
-    for name, sizes in (("tiny", [TINY_BYTES] * TINY_COUNT), ("one", [TINY_BYTES * TINY_COUNT])):
-        publisher.call(hubs.allocate, name, sizes, 1)
-        reader.call(hubs.allocate, name, sizes, 0)
-        link(publisher, reader, name, job)
-        pulls[name] = partial(Puller(publisher, reader, name), "background")
-        pulls[name]()
-    measured = interleave(pulls, PAIRS_MIN)
-    for name, seconds in measured.items():
-        report.add(f"pull_{name}", "ms", sample([s * 1e3 for s in seconds]))
-    report.ratios.append(ratio("pull_100k_over_one_tensor", measured["tiny"], measured["one"], at_most=5))
+    with Remote("publisher") as publisher, Remote("reader") as reader:
+        job = new_job()
+        pulls: dict[str, Callable[[], float]] = {}
+        for name, sizes in (("tiny", [TINY_BYTES] * TINY_COUNT), ("one", [TINY_BYTES * TINY_COUNT])):
+            publisher.call(hubs.allocate, name, sizes, 1)
+            reader.call(hubs.allocate, name, sizes, 0)
+            link(publisher, reader, name, job)
+            pulls[name] = partial(Puller(publisher, reader, name), "background")
+            pulls[name]()
+        measured = interleave(pulls, PAIRS_MIN, report.tell)
+        for name, seconds in measured.items():
+            report.add(f"pull_{name}", "ms", sample([s * 1e3 for s in seconds]))
+        report.ratios.append(ratio("pull_100k_over_one_tensor", measured["tiny"], measured["one"], at_most=5))
 
 
-def many_versions(report: Report, publisher: Remote, reader: Remote, job: str) -> None:
+def many_versions(report: Report) -> None:
     """200 versions leave nothing behind: resident memory, descriptors and threads of both processes."""
-    publisher.call(hubs.allocate, "small", SMALL, 1)
-    reader.call(hubs.allocate, "small", SMALL, 0)
-    link(publisher, reader, "small", job)
-    pull = Puller(publisher, reader, "small")
-    for _ in range(WARM_VERSIONS):
-        pull("background")
-    before: list[Footprint] = [end.call(hubs.look) for end in (publisher, reader)]
-    for _ in range(VERSIONS):
-        pull("background")
-    after: list[Footprint] = [end.call(hubs.look) for end in (publisher, reader)]
-    grown = max(now.rss - then.rss for now, then in zip(after, before, strict=True))
-    descriptors = max(now.descriptors - then.descriptors for now, then in zip(after, before, strict=True))
-    threads = max(now.threads - then.threads for now, then in zip(after, before, strict=True))
-    report.ratios += [
-        figure("versions_200_rss_growth_mib", sample([grown / MIB]), at_most=8),
-        figure("versions_200_descriptors_growth", sample([descriptors]), at_most=0),
-        figure("versions_200_threads_growth", sample([threads]), at_most=0),
-    ]
-
-
-class Puller:
-    """One publisher's next version into one reader: train, publish while the reader waits, check, unpublish."""
-
-    def __init__(self, publisher: Remote, reader: Remote, name: str) -> None:
-        self.publisher = publisher
-        self.reader = reader
-        self.name = name
-        self.version = 0
-
-    def __call__(self, digest: str) -> float:
-        """Seconds from the call of publish to the return of replicate."""
-        self.version += 1
-        name = self.name
-        self.publisher.call(hubs.train, name)
-        act = (hubs.publish, name, self.version, digest)
-        published, got = both(self.reader, (hubs.replicate, name, self.version), self.publisher, act)
-        self.check(digest, got)
-        self.publisher.call(hubs.unpublish, name)
-        return float(got["returned"] - published[0])
-
-    def check(self, digest: str, got: dict[str, Any]) -> None:
-        """A fast pull of nothing, or an unverified one that claims otherwise, is no result."""
-        there, here = self.publisher.call(hubs.first_bytes, self.name), self.reader.call(hubs.first_bytes, self.name)
-        if there != here or got["verified"] != (digest != "off"):
-            raise RuntimeError(f"version {self.version}: reader holds {here}, publisher {there}, reply {got}")
-
-
-def link(publisher: Remote, reader: Remote, name: str, job: str) -> None:
-    """Open both ends of a model."""
-    publisher.call(hubs.open_hub, name, name, "publisher", job)
-    reader.call(hubs.open_hub, name, name, "reader", job)
+    with Remote("publisher") as publisher, Remote("reader") as reader:
+        publisher.call(hubs.allocate, "small", SMALL, 1)
+        reader.call(hubs.allocate, "small", SMALL, 0)
+        link(publisher, reader, "small", new_job())
+        pull = Puller(publisher, reader, "small")
+        for _ in range(WARM_VERSIONS):
+            pull("background")
+        before: list[Footprint] = [end.call(hubs.look) for end in (publisher, reader)]
+        for _ in range(VERSIONS):
+            pull("background")
+        after: list[Footprint] = [end.call(hubs.look) for end in (publisher, reader)]
+        grown = max(now.rss - then.rss for now, then in zip(after, before, strict=True))
+        descriptors = max(now.descriptors - then.descriptors for now, then in zip(after, before, strict=True))
+        threads = max(now.threads - then.threads for now, then in zip(after, before, strict=True))
+        report.ratios += [
+            figure("versions_200_rss_growth_mib", sample([grown / MIB]), at_most=8),
+            figure("versions_200_descriptors_growth", sample([descriptors]), at_most=0),
+            figure("versions_200_threads_growth", sample([threads]), at_most=0),
+        ]
 
 
 def memory(publisher: Remote, reader: Remote, before: tuple[Footprint, Footprint]) -> tuple[int, int]:

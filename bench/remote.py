@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -23,6 +24,10 @@ PR_SET_PDEATHSIG = 1
 State = dict[str, Any]
 
 
+class Missing(Exception):
+    """Something that is not installed, or does not start here, and what to do about it. Crosses processes as it is."""
+
+
 class RemoteFailed(Exception):
     """A worker raised, died or was too slow; carries its traceback where there is one."""
 
@@ -37,6 +42,13 @@ class Remote:
         self._process = context.Process(target=_serve, args=(theirs,), name=f"bench-{name}", daemon=True)
         self._process.start()
         theirs.close()
+        #: A stopped process takes no core from what is measured meanwhile.
+        self.paused = False
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None  # it has been started
+        return self._process.pid
 
     def __enter__(self) -> Remote:
         return self
@@ -45,6 +57,7 @@ class Remote:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
+        self.resume()
         self._process.join(END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
@@ -59,6 +72,16 @@ class Remote:
         """Begin a call; `result` ends it."""
         self._connection.send((function, arguments))
 
+    def pause(self) -> None:
+        """Stop the process until `resume`: for peers that poll while they wait."""
+        self.paused = True
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            os.kill(self.pid, signal.SIGCONT)
+
     def result(self, timeout_s: float = CALL_SECONDS) -> Any:
         if not self._connection.poll(timeout_s):
             raise RemoteFailed(f"{self.name}: no result within {timeout_s:g} s")
@@ -67,6 +90,8 @@ class Remote:
         except EOFError:
             self._process.join(END_SECONDS)
             raise RemoteFailed(f"{self.name}: ended with exit code {self._process.exitcode}") from None
+        if isinstance(value, Missing):
+            raise value
         if not ok:
             raise RemoteFailed(f"{self.name}: {value}")
         return value
@@ -93,6 +118,8 @@ def _serve(connection: Connection) -> None:
             function, arguments = connection.recv()
             try:
                 connection.send((True, function(state, *arguments)))
+            except Missing as error:
+                connection.send((False, error))
             except Exception:  # noqa: BLE001  the parent gets it, whatever it is
                 connection.send((False, traceback.format_exc()))
     except EOFError:

@@ -6,11 +6,13 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bench.measure import Ratio, Sample
@@ -18,22 +20,31 @@ from bench.measure import Ratio, Sample
 
 @dataclass(slots=True)
 class Report:
-    """One question's answer: the samples measured, by name and unit, and the ratios between them."""
+    """One question's answer: the samples measured, by name and unit, the ratios between them, and what is missing."""
 
     question: str
     results: dict[str, Sample] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
     ratios: list[Ratio] = field(default_factory=list)
+    #: {what was not measured: why, and what to install}.
+    skipped: dict[str, str] = field(default_factory=dict)
+    #: {section that broke: how}; what it had measured before is in the results.
+    failed: dict[str, str] = field(default_factory=dict)
+    #: Hears what runs next, for whoever waits.
+    tell: Callable[[str], None] = lambda _: None
 
     def add(self, name: str, unit: str, found: Sample) -> None:
         self.results[name] = found
         self.units[name] = unit
 
     def as_json(self) -> dict[str, Any]:
+        """`results` holds `skipped` and `failed` beside the figures, each only where there is something in it."""
+        missing = {"skipped": self.skipped, "failed": self.failed}
         return {
             "question": self.question,
             "machine": machine(),
-            "results": {name: asdict(found) | {"unit": self.units[name]} for name, found in self.results.items()},
+            "results": {name: asdict(found) | {"unit": self.units[name]} for name, found in self.results.items()}
+            | {name: reasons for name, reasons in missing.items() if reasons},
             "ratios": {found.name: asdict(found) for found in self.ratios},
         }
 
@@ -47,6 +58,10 @@ class Report:
         for name, found in self.results.items():
             spread = f"{found.low:.4g} to {found.high:.4g}"
             measured.add_row(name, f"{found.median:.4g}", spread, self.units[name], str(found.count))
+        for name, why in self.skipped.items():
+            measured.add_row(name, escape(f"skipped: {why}"))
+        for name, how in self.failed.items():
+            measured.add_row(name, f"[red]{escape(f'failed: {how}')}[/]")
         ratios = Table(title=f"{self.question}: ratios, medians of pairs", title_justify="left")
         for heading in ("ratio", "median", "quartiles", "n", "bound", ""):
             ratios.add_column(heading)
