@@ -1,12 +1,22 @@
-"""What must not need the interpreter: digests, copies, one-sided reads of another process, the heartbeat.
+"""What must not need the interpreter: digests, copies, reads of another process, serving streams, the heartbeat.
 
-Thin, checked wrappers around `tensorhub.c`; every call gives the GIL up. They decide nothing about weights, and they
-load the library at first use, so that importing TensorHub never fails for lack of a compiler.
+Thin, checked wrappers around the C files beside; every call gives the GIL up. They decide nothing about weights, and
+they load the library at first use, so that importing TensorHub never fails for lack of a compiler.
 """
 
 from tensorhub.native.beat import Beat
 from tensorhub.native.memory import copy, copy_ranges, differing, digest, digest_runs, gather, scatter, store
 from tensorhub.native.process import Reading, ReadOutcome, allow_readers, lower_priority, probe_process, read_process
+from tensorhub.native.streams import (
+    Failure,
+    Limits,
+    Opening,
+    Status,
+    Stream,
+    StreamOutcome,
+    StreamReading,
+    StreamServer,
+)
 
 __all__ = [
     "copy",
@@ -23,5 +33,13 @@ __all__ = [
     "probe_process",
     "allow_readers",
     "lower_priority",
+    "StreamServer",
+    "Limits",
+    "StreamReading",
+    "StreamOutcome",
+    "Stream",
+    "Opening",
+    "Failure",
+    "Status",
     "Beat",
 ]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, EngineUnavailable
 
 #: Must equal `ABI` in tensorhub.c.
-ABI = 3
+ABI = 4
 #: Lengths around every branch of XXH3-64: 0, 1-3, 4-8, 9-16, 17-128, 129-240, then stripes and blocks.
 _SELF_TEST_LENGTHS = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4096, 8191)
 
@@ -43,6 +43,20 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "th_probe_process": (_i32, (_i32,)),
     "th_allow_readers": (_i32, ()),
     "th_lower_priority": (_i32, (_i32,)),
+    "th_server_start": (_i32, (_i32, ctypes.c_char_p, _at, _at)),
+    "th_server_add": (_i32, (_at, _u64, _u64)),
+    "th_server_remove": (_i32, (_at, _u64, _u64)),
+    "th_server_facts": (None, (_at, _at, _at)),
+    "th_server_stop": (_i32, (_at,)),
+    "th_server_forget": (None, (_at,)),
+    "th_streams_open": (_i32, (_at, _at, _at, _u64, _at, _at, _u64, _i64, _at)),
+    "th_streams_cancel": (None, (_at,)),
+    "th_streams_outcome": (None, (_at, _at)),
+    "th_streams_close": (None, (_at,)),
+    "th_stream_open": (_i32, (_i32, ctypes.c_char_p, _at, _i64, _at, _at)),
+    "th_stream_is_idle": (_i32, (_at,)),
+    "th_stream_run": (_i32, (_at, _at)),
+    "th_stream_close": (None, (_at,)),
     "th_beat_start": (_i32, (_i32, ctypes.c_char_p, _u32, ctypes.c_char_p, _u32, _i64, _i64, _at)),
     "th_beat_acknowledged_ns": (_i64, (_at,)),
     "th_beat_ending": (_i32, (_at, _at, _at, _at)),

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorhub.errors import BadRequest, Broken
-from tensorhub.native.binding import address_of, library
-from tensorhub.native.memory import writable
+from tensorhub.native.batch import batch_arguments
+from tensorhub.native.binding import library
 
 U64 = NDArray[np.uint64]
 
@@ -60,24 +60,12 @@ class Reading:
         digests: U64 | None = None,
     ) -> None:
         self._handle: int | None = None
-        n = len(nbytes)
-        places = (
-            address_of("remote", remote, n),
-            address_of("local", local, n),
-            address_of("nbytes", nbytes),
-        )
-        if n == 0 or not nbytes.all():
-            raise BadRequest("a read has at least one range, and no range is empty")
+        batch = batch_arguments(remote, local, nbytes, firsts, digests)
         if pid <= 0:
             raise BadRequest(f"{pid} is no process id")
-        chunks: tuple[int | None, int | None, int] = (None, None, 0)
-        if firsts is not None and digests is not None and len(digests):
-            chunks = (address_of("firsts", firsts, len(digests) + 1), writable("digests", digests), len(digests))
-            if firsts[0] != 0 or firsts[-1] > n or (firsts[1:] <= firsts[:-1]).any():
-                raise BadRequest(f"firsts must rise from 0 to at most {n}, the number of ranges")
         self._arrays = (remote, local, nbytes, firsts, digests)  # C holds their addresses, not the arrays
         self._native = library()
-        self._handle = self._native.th_read_open(pid, *places, n, *chunks, deadline_ns)
+        self._handle = self._native.th_read_open(pid, *batch, deadline_ns)
         if self._handle is None:
             raise MemoryError("no memory for a read")
 

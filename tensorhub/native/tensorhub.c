@@ -4,20 +4,13 @@
  * object and no global but the digest function, which is bound once at load.
  */
 
-#ifndef __linux__
-#error "TensorHub's native library needs Linux: process_vm_readv, eventfd, per-thread priorities"
-#endif
+#include "tensorhub.h"
 
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -25,28 +18,17 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* Raised with every change of a signature below; `__init__.py` refuses a stale build. */
-#define ABI 3
+#define ABI 4
 /* One call's bytes: deadlines and cancellation are seen between calls, and 8 MiB take about 2 ms. */
 #define CALL_BYTES_MAX (8u << 20)
-/* Chunks claimed at once: about what a core's own cache holds, so that they are digested out of it. One at least. */
-#define CHUNKS_BYTES_MAX (1u << 20)
-/* The kernel takes no more vectors than this in one call. */
-#define CALL_RANGES_MAX 1024
-/* The largest chunk: nothing bigger is ever gathered to be digested. */
-#define SCRATCH_BYTES_MAX (8u << 20)
 /* What is kept of a reply that was not expected: enough for a refusal with its reason. */
 #define REPLY_BYTES_MAX 4096
-/* The beating thread needs a few hundred bytes; thread-local storage of other libraries may need the rest. */
-#define BEAT_STACK_BYTES (256u << 10)
 
-static int64_t now_ns(void)
+int64_t th_now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail: the clock exists and the pointer is ours */
@@ -54,6 +36,28 @@ static int64_t now_ns(void)
 }
 
 EXPORT int th_abi(void) { return ABI; }
+
+/* ------------------------------------------------------------------ threads */
+
+int th_thread_start(pthread_t *thread, void *(*work)(void *), void *argument)
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0)
+        return error;
+    error = pthread_attr_setstacksize(&attributes, THREAD_STACK_BYTES);
+    if (error == 0) {
+        sigfillset(&all); /* a new thread inherits the mask */
+        error = pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    if (error == 0) {
+        error = pthread_create(thread, &attributes, work, argument);
+        pthread_sigmask(SIG_SETMASK, &before, NULL); /* cannot fail: SIG_SETMASK is valid, and so is the mask */
+    }
+    pthread_attr_destroy(&attributes);
+    return error;
+}
 
 /* ------------------------------------------------------------------ digests */
 
@@ -147,29 +151,9 @@ struct outcome {
     int32_t reserved;
 };
 
-/* One batch of ranges, read by any number of threads at once: each claims the next few MiB until none are left.
- *
- * The first ranges may be those of chunks, chunk c being ranges firsts[c] to firsts[c + 1]. They are claimed by whole
- * chunks, and whoever has read one digests it at once, while it is in this core's cache. */
 struct reading {
-    pthread_mutex_t claim; /* guards chunk, range, offset: a claim takes microseconds, so nobody waits for a copy */
-    const uint64_t *remote, *local, *nbytes;
-    uint64_t ranges;
-    const uint64_t *firsts;
-    uint64_t *digests;
-    uint64_t chunks;
-    uint64_t chunk;         /* the first chunk nobody has claimed */
-    uint64_t range, offset; /* the first byte behind the chunks that nobody has claimed */
-    int64_t deadline_ns;
+    struct batch batch;
     pid_t pid;
-    _Atomic uint64_t bytes_done;
-    _Atomic int32_t error, timed_out, cancelled;
-};
-
-/* Bytes to read from a place in the batch on, and the chunks that are then complete. */
-struct claim {
-    uint64_t range, offset, nbytes;
-    uint64_t chunk, chunk_end;
 };
 
 EXPORT struct reading *th_read_open(int32_t pid, const uint64_t *remote, const uint64_t *local, const uint64_t *nbytes,
@@ -179,152 +163,53 @@ EXPORT struct reading *th_read_open(int32_t pid, const uint64_t *remote, const u
     struct reading *reading = calloc(1, sizeof *reading);
     if (reading == NULL)
         return NULL;
-    if (pthread_mutex_init(&reading->claim, NULL) != 0) {
+    if (th_batch_open(&reading->batch, remote, local, nbytes, ranges, firsts, digests, chunks, deadline_ns) != 0) {
         free(reading);
         return NULL;
     }
-    reading->remote = remote;
-    reading->local = local;
-    reading->nbytes = nbytes;
-    reading->ranges = ranges;
-    reading->firsts = firsts;
-    reading->digests = digests;
-    reading->chunks = chunks;
-    reading->range = chunks > 0 ? firsts[chunks] : 0;
-    reading->deadline_ns = deadline_ns;
     reading->pid = pid;
     return reading;
 }
 
 EXPORT void th_read_close(struct reading *reading)
 {
-    pthread_mutex_destroy(&reading->claim);
+    th_batch_close(&reading->batch);
     free(reading);
 }
 
-EXPORT void th_read_cancel(struct reading *reading) { atomic_store(&reading->cancelled, 1); }
-
-static void claim_chunks(struct reading *reading, struct claim *claim)
-{
-    claim->range = reading->firsts[reading->chunk];
-    claim->chunk = reading->chunk;
-    uint64_t next = gathered_bytes(reading->nbytes, reading->firsts[reading->chunk], reading->firsts[reading->chunk + 1]);
-    do {
-        claim->nbytes += next;
-        reading->chunk++;
-        if (reading->chunk == reading->chunks)
-            break;
-        next = gathered_bytes(reading->nbytes, reading->firsts[reading->chunk], reading->firsts[reading->chunk + 1]);
-    } while (claim->nbytes + next <= CHUNKS_BYTES_MAX);
-    claim->chunk_end = reading->chunk;
-}
-
-static void claim_bytes(struct reading *reading, struct claim *claim)
-{
-    claim->range = reading->range;
-    claim->offset = reading->offset;
-    while (reading->range < reading->ranges && claim->nbytes < CALL_BYTES_MAX) {
-        uint64_t left = reading->nbytes[reading->range] - reading->offset;
-        uint64_t room = CALL_BYTES_MAX - claim->nbytes;
-        uint64_t length = left < room ? left : room;
-        claim->nbytes += length;
-        reading->offset += length;
-        if (length == left) {
-            reading->range++;
-            reading->offset = 0;
-        }
-    }
-}
-
-static void claim_next(struct reading *reading, struct claim *claim)
-{
-    memset(claim, 0, sizeof *claim);
-    pthread_mutex_lock(&reading->claim);
-    if (reading->chunk < reading->chunks)
-        claim_chunks(reading, claim);
-    else
-        claim_bytes(reading, claim);
-    pthread_mutex_unlock(&reading->claim);
-}
-
-static bool may_go_on(struct reading *reading)
-{
-    if (atomic_load(&reading->cancelled) || atomic_load(&reading->error) || atomic_load(&reading->timed_out))
-        return false;
-    if (now_ns() < reading->deadline_ns)
-        return true;
-    atomic_store(&reading->timed_out, 1);
-    return false;
-}
+EXPORT void th_read_cancel(struct reading *reading) { atomic_store(&reading->batch.cancelled, 1); }
 
 /* One call of the kernel for the first bytes of what is left; returns how many it read, or -1 with errno. */
 static ssize_t read_some(const struct reading *reading, const struct claim *left)
 {
     struct iovec remote[CALL_RANGES_MAX], local[CALL_RANGES_MAX];
-    uint64_t range = left->range, offset = left->offset, nbytes = 0;
-    unsigned long n = 0;
-    uint64_t wanted = left->nbytes < CALL_BYTES_MAX ? left->nbytes : CALL_BYTES_MAX;
-    while (n < CALL_RANGES_MAX && nbytes < wanted) {
-        uint64_t length = reading->nbytes[range] - offset;
-        if (length > wanted - nbytes)
-            length = wanted - nbytes;
-        remote[n].iov_base = (void *)(uintptr_t)(reading->remote[range] + offset);
-        local[n].iov_base = (void *)(uintptr_t)(reading->local[range] + offset);
-        remote[n].iov_len = local[n].iov_len = length;
-        nbytes += length;
-        n++;
-        range++;
-        offset = 0;
-    }
+    const struct batch *batch = &reading->batch;
+    uint64_t wanted = left->nbytes < CALL_BYTES_MAX ? left->nbytes : CALL_BYTES_MAX, bytes;
+    size_t n = th_batch_vectors(batch, batch->remote, left->from, wanted, remote, CALL_RANGES_MAX, &bytes);
+    th_batch_vectors(batch, batch->local, left->from, wanted, local, CALL_RANGES_MAX, &bytes);
     return process_vm_readv(reading->pid, local, n, remote, n, 0);
 }
 
 /* A call may stop early, at any byte: go on exactly there. Returns whether the whole claim was read. */
 static bool read_claim(struct reading *reading, const struct claim *claim)
 {
+    struct batch *batch = &reading->batch;
     struct claim left = *claim;
     while (left.nbytes > 0) {
-        if (!may_go_on(reading))
+        if (!th_batch_goes_on(batch))
             return false;
         ssize_t got = read_some(reading, &left);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
-            atomic_store(&reading->error, got < 0 ? errno : EFAULT);
+            atomic_store(&batch->error, got < 0 ? errno : EFAULT);
             return false;
         }
-        atomic_fetch_add(&reading->bytes_done, (uint64_t)got);
+        atomic_fetch_add(&batch->bytes_done, (uint64_t)got);
         left.nbytes -= (uint64_t)got;
-        left.offset += (uint64_t)got;
-        while (left.nbytes > 0 && left.offset >= reading->nbytes[left.range])
-            left.offset -= reading->nbytes[left.range++];
+        th_batch_advance(batch, &left.from, (uint64_t)got);
     }
     return true;
-}
-
-/* Whether the ranges follow each other in local memory: then their bytes are one run. */
-static bool is_one_run(const struct reading *reading, uint64_t first, uint64_t last)
-{
-    for (uint64_t range = first; range + 1 < last; range++)
-        if (reading->local[range] + reading->nbytes[range] != reading->local[range + 1])
-            return false;
-    return true;
-}
-
-static void digest_claim(struct reading *reading, const struct claim *claim)
-{
-    for (uint64_t c = claim->chunk; c < claim->chunk_end; c++) {
-        uint64_t first = reading->firsts[c], last = reading->firsts[c + 1];
-        int error = 0;
-        if (is_one_run(reading, first, last)) {
-            reading->digests[c] = th_digest(reading->local[first], gathered_bytes(reading->nbytes, first, last));
-        } else {
-            uint64_t whole[2] = {0, last - first};
-            error = th_digest_runs(reading->local + first, reading->nbytes + first, whole, 1, reading->digests + c);
-        }
-        if (error != 0)
-            atomic_store(&reading->error, error);
-    }
 }
 
 /* Returns when nothing is left to claim, or the read has failed; no byte is written by this thread afterwards. */
@@ -332,19 +217,21 @@ EXPORT void th_read_run(struct reading *reading)
 {
     for (;;) {
         struct claim claim;
-        claim_next(reading, &claim);
+        th_batch_claim(&reading->batch, &claim);
         if (claim.nbytes == 0 || !read_claim(reading, &claim))
             return;
-        digest_claim(reading, &claim);
+        int error = th_batch_digest(&reading->batch, &claim);
+        if (error != 0)
+            atomic_store(&reading->batch.error, error);
     }
 }
 
 EXPORT void th_read_outcome(struct reading *reading, struct outcome *out)
 {
-    out->bytes_done = atomic_load(&reading->bytes_done);
-    out->error = atomic_load(&reading->error);
-    out->timed_out = atomic_load(&reading->timed_out);
-    out->cancelled = atomic_load(&reading->cancelled);
+    out->bytes_done = atomic_load(&reading->batch.bytes_done);
+    out->error = atomic_load(&reading->batch.error);
+    out->timed_out = atomic_load(&reading->batch.timed_out);
+    out->cancelled = atomic_load(&reading->batch.cancelled);
     out->reserved = 0;
 }
 
@@ -407,7 +294,7 @@ static int end(struct beat *beat, int ending, int error)
 static int wait_for(struct beat *beat, short events, int64_t deadline_ns)
 {
     for (;;) {
-        int64_t left = deadline_ns - now_ns();
+        int64_t left = deadline_ns - th_now_ns();
         if (left <= 0)
             return events == 0 ? BEATING : end(beat, ACK_TIMEOUT, 0);
         struct pollfd watched[2] = {{beat->wake, POLLIN, 0}, {events == 0 ? -1 : beat->fd, events, 0}};
@@ -480,7 +367,7 @@ static void *beat_until_told(void *argument)
     struct beat *beat = argument;
     int ending = BEATING;
     while (ending == BEATING) {
-        int64_t sent_ns = now_ns(); /* taken before the first byte leaves: a lease counted from here is never too long */
+        int64_t sent_ns = th_now_ns(); /* taken before the first byte leaves: a lease counted from here is never too long */
         ending = send_all(beat, sent_ns + beat->ack_timeout_ns);
         if (ending == BEATING)
             ending = receive_reply(beat, sent_ns + beat->ack_timeout_ns);
@@ -499,30 +386,6 @@ static int end_thread(struct beat *beat)
     if (write(beat->wake, &one, sizeof one) != sizeof one)
         return errno;
     return pthread_join(beat->thread, NULL);
-}
-
-static int start_thread(struct beat *beat)
-{
-    sigset_t all, before;
-    pthread_attr_t attributes;
-    int error = pthread_attr_init(&attributes);
-    if (error != 0)
-        return error;
-    error = pthread_attr_setstacksize(&attributes, BEAT_STACK_BYTES);
-    if (error == 0) {
-        sigfillset(&all); /* a new thread inherits the mask: signals stay with the threads that expect them */
-        error = pthread_sigmask(SIG_SETMASK, &all, &before);
-    }
-    if (error == 0) {
-        error = pthread_create(&beat->thread, &attributes, beat_until_told, beat);
-        int restored = pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (error == 0 && restored != 0) {
-            end_thread(beat);
-            error = restored;
-        }
-    }
-    pthread_attr_destroy(&attributes);
-    return error;
 }
 
 static void release(struct beat *beat)
@@ -577,7 +440,7 @@ EXPORT int th_beat_start(int fd, const uint8_t *request, uint32_t request_bytes,
     if (error == 0 && (beat->request == NULL || beat->expected == NULL))
         error = ENOMEM;
     if (error == 0)
-        error = start_thread(beat);
+        error = th_thread_start(&beat->thread, beat_until_told, beat);
     if (error != 0) {
         release(beat);
         return error;

@@ -7,10 +7,8 @@ memory that the peer maps from a hung file system cannot be interrupted; every o
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +16,7 @@ from pathlib import Path
 from tensorhub import native
 from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
 from tensorhub.ports import HOST_ONLY, Chunks, Ranges
+from tensorhub.transport.crew import Crews
 from tensorhub.transport.processes import Identity, Peer, Peers
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges
 
@@ -43,9 +42,7 @@ class LocalEngine:
         self._registered = RegisteredRanges()
         self._peers = Peers()
         self._pool: ThreadPoolExecutor | None = None
-        #: Reads that occupy threads, and what they wait for: `close` ends the ones and waits for the others.
-        self._readings: set[native.Reading] = set()
-        self._running: set[asyncio.Future[None]] = set()
+        self._crews = Crews()
         self._closed = False
         if _yama_scope() == _YAMA_RESTRICTED:
             try:
@@ -104,10 +101,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         self._closed = True
-        for reading in self._readings:
-            reading.cancel()
-        while self._running:
-            await asyncio.wait(self._running)
+        await self._crews.end()
         self._peers.close()
         self._registered.clear()
         if self._pool is not None:
@@ -122,65 +116,7 @@ class LocalEngine:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix="tensorhub-read")
         threads = READ_THREADS_MAX if total_bytes >= PARALLEL_BYTES_MIN else 1
-        crew = _Crew(reading, threads, asyncio.get_running_loop())
-        try:
-            jobs = [self._pool.submit(crew.work) for _ in range(threads)]
-        except RuntimeError as error:
-            raise Closed("this process is ending") from error
-        self._readings.add(reading)
-        self._running.add(crew.finished)
-        cancelled: asyncio.CancelledError | None = None
-        left_s: float | None = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-        while not crew.finished.done():
-            try:
-                await asyncio.wait([crew.finished], timeout=left_s)
-            except asyncio.CancelledError as error:
-                reading.cancel()
-                cancelled = error
-            if not crew.finished.done():
-                # Out of time: what runs ends by itself, what still waits behind other reads must not start.
-                for job in jobs:
-                    if job.cancel():
-                        crew.leave()
-                left_s = None
-        self._running.discard(crew.finished)
-        self._readings.discard(reading)
-        if crew.error is not None:
-            raise crew.error
-        if cancelled is not None:
-            raise cancelled
-
-
-class _Crew:
-    """Threads that work on one read; the loop hears once, from the last of them."""
-
-    def __init__(self, reading: native.Reading, threads: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.finished: asyncio.Future[None] = loop.create_future()
-        self.error: BaseException | None = None
-        self._reading = reading
-        self._loop = loop
-        #: Guards the count of those still at work; a queue would wake the loop once for each.
-        self._lock = threading.Lock()
-        self._left = threads
-
-    def work(self) -> None:
-        try:
-            self._reading.run()
-        except BaseException as error:  # noqa: BLE001 - raised again where the read is awaited
-            self.error = error
-        self.leave()
-
-    def leave(self) -> None:
-        """One fewer; the last one tells the loop."""
-        with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-        self._loop.call_soon_threadsafe(self._tell)
-
-    def _tell(self) -> None:
-        if not self.finished.done():
-            self.finished.set_result(None)
+        await self._crews.run(self._pool, reading.run, reading.cancel, threads, deadline_ns)
 
 
 def _failure(process: Peer, outcome: native.ReadOutcome, total_bytes: int, timeout: str) -> TensorHubError | None:

@@ -37,9 +37,8 @@ class Identity:
     def own(cls) -> Identity:
         """This process; `EngineUnavailable` where /proc does not tell."""
         try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
             namespace = os.stat("/proc/self/ns/pid").st_ino
-            return cls(boot, namespace, os.getpid(), _start_of(os.getpid()), os.getuid())
+            return cls(boot_id(), namespace, os.getpid(), _start_of(os.getpid()), os.getuid())
         except OSError as error:
             raise EngineUnavailable(f"/proc does not say who this process is: {error}") from error
 
@@ -58,6 +57,11 @@ class Identity:
         if not isinstance(identity.pid, int) or identity.pid <= 0:
             raise EngineUnavailable(f"the source's locator is malformed: {identity.pid!r} is no process id")
         return identity
+
+
+def boot_id() -> str:
+    """Random id of this boot of the kernel: hosts that show the same one are one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _start_of(pid: int) -> int:

@@ -41,6 +41,7 @@ def _adapted(module: str, name: str) -> Callable[[str], Engine]:
 _ENGINES: dict[str, Kind] = {
     MemoryEngine.name: Kind(lambda _: MemoryEngine()),
     LocalEngine.name: Kind(lambda _: LocalEngine()),
+    "tcp": Kind(_adapted("tcp", "TcpEngine")),
 }
 
 _log = logging.getLogger(__name__)

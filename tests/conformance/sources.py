@@ -19,6 +19,7 @@ from tensorhub.ports import Chunks, Engine, Ranges
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.transport.route import LOOPBACK
+from tensorhub.transport.tcp import TcpEngine
 from tests.conformance.peer import Memory
 
 
@@ -108,6 +109,7 @@ class Case:
 CASES = {
     "memory": Case(MemoryEngine, SourceHere, True),
     "local": Case(LocalEngine, lambda: SourceProcess("local"), False),
+    "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
 }
 
 

@@ -24,7 +24,7 @@ def u64(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.uint64)
 
 
-@pytest.fixture(params=[pytest.param("memory"), pytest.param("local", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp"))])
 def case(request) -> Case:
     return CASES[request.param]
 

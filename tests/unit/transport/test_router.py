@@ -28,7 +28,7 @@ def offers(engines) -> list[Locator]:
 
 def test_auto_opens_every_engine_fastest_first(engines):
     """'auto' is all that run here, in order of speed."""
-    assert [engine.name for engine in engines] == ["memory", "local"]
+    assert [engine.name for engine in engines] == ["memory", "local", "tcp"]
 
 
 def test_the_same_process_is_reached_by_memory(engines):
@@ -40,7 +40,7 @@ def test_the_same_process_is_reached_by_memory(engines):
 def test_a_named_engine_wins_over_a_faster_one(engines):
     """A preference is an order, and 'auto' in it stands for the rest."""
     assert choose(engines, offers(engines), ["local", "auto"]).engine.name == "local"
-    assert engine_names(["local", "auto"]) == ("local", "memory")
+    assert engine_names(["local", "auto"]) == ("local", "memory", "tcp")
 
 
 def test_another_process_is_reached_by_local_and_the_reason_says_why(engines):
@@ -83,7 +83,8 @@ def test_an_engine_that_does_not_start_is_fatal_if_named_and_visible_if_not(monk
     def refuse(host):
         raise EngineUnavailable("no pidfd on this kernel")
 
-    monkeypatch.setitem(router._ENGINES, "local", Kind(refuse))
+    known = {"memory": router._ENGINES["memory"], "local": Kind(refuse)}
+    monkeypatch.setattr(router, "_ENGINES", known)
     with pytest.raises(EngineUnavailable, match="cannot start engine local: no pidfd"):
         open_engines(["memory", "local"])
     assert [engine.name for engine in open_engines("auto")] == ["memory"]

@@ -1,0 +1,393 @@
+/* The reader's end of streams: threads that ask for what they claim of a batch, and land it where it belongs.
+ *
+ * The next requests are on their way while the current reply arrives; bytes land in place; each chunk is digested the
+ * moment it is complete. Says what happened, never what it means: that is `transport/tcp.py`. A stream on which
+ * anything went wrong is never used again, so no late byte can land in a later read.
+ */
+
+#include "streams.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Asked for ahead of what has landed, on one stream; one request at least. Long lines will need a window here that
+ * grows with the line. */
+#define AHEAD_BYTES (2u << 20)
+#define AHEAD_REQUESTS_MAX 8
+
+/* Why a read failed; the numbers are those of `_FAILURES` in streams.py. */
+enum failure { NO_FAILURE, LOST, REFUSED, GARBLED, LOCAL };
+
+struct stream {
+    int fd;
+    uint64_t requests; /* the number of the next one */
+};
+
+struct stream_outcome {
+    uint64_t bytes_done;
+    uint64_t address, nbytes; /* of the range that was refused */
+    int32_t failure, error, status;
+    int32_t timed_out, cancelled;
+    int32_t reserved;
+};
+
+struct stream_reading {
+    struct batch batch;
+    uint64_t total;
+    int wake;             /* rung when the read is over for all its threads */
+    pthread_mutex_t lock; /* guards `outcome`: the first failure counts, whole */
+    struct stream_outcome outcome;
+};
+
+EXPORT int th_streams_open(const uint64_t *remote, const uint64_t *local, const uint64_t *nbytes, uint64_t ranges,
+                           const uint64_t *firsts, uint64_t *digests, uint64_t chunks, int64_t deadline_ns,
+                           struct stream_reading **out)
+{
+    struct stream_reading *reading = calloc(1, sizeof *reading);
+    if (reading == NULL)
+        return ENOMEM;
+    int error = th_batch_open(&reading->batch, remote, local, nbytes, ranges, firsts, digests, chunks, deadline_ns);
+    if (error == 0 && (error = pthread_mutex_init(&reading->lock, NULL)) != 0)
+        th_batch_close(&reading->batch);
+    if (error != 0) {
+        free(reading);
+        return error;
+    }
+    reading->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (reading->wake < 0) {
+        error = errno;
+        th_batch_close(&reading->batch);
+        pthread_mutex_destroy(&reading->lock);
+        free(reading);
+        return error;
+    }
+    for (uint64_t i = 0; i < ranges; i++)
+        reading->total += nbytes[i];
+    *out = reading;
+    return 0;
+}
+
+EXPORT void th_streams_close(struct stream_reading *reading)
+{
+    close(reading->wake);
+    th_batch_close(&reading->batch);
+    pthread_mutex_destroy(&reading->lock);
+    free(reading);
+}
+
+/* Every thread of the read stops waiting: it is cancelled, has failed, or is done. */
+static void wake_all(struct stream_reading *reading)
+{
+    uint64_t one = 1;
+    (void)!write(reading->wake, &one, sizeof one); /* fails only where it rings already */
+}
+
+EXPORT void th_streams_cancel(struct stream_reading *reading)
+{
+    atomic_store(&reading->batch.cancelled, 1);
+    wake_all(reading);
+}
+
+EXPORT void th_streams_outcome(struct stream_reading *reading, struct stream_outcome *out)
+{
+    pthread_mutex_lock(&reading->lock);
+    *out = reading->outcome;
+    pthread_mutex_unlock(&reading->lock);
+    out->bytes_done = atomic_load(&reading->batch.bytes_done);
+    out->timed_out = atomic_load(&reading->batch.timed_out);
+    out->cancelled = atomic_load(&reading->batch.cancelled);
+}
+
+static void fail(struct stream_reading *reading, struct stream_outcome outcome)
+{
+    pthread_mutex_lock(&reading->lock);
+    if (reading->outcome.failure == NO_FAILURE)
+        reading->outcome = outcome;
+    pthread_mutex_unlock(&reading->lock);
+    atomic_store(&reading->batch.error, 1);
+    wake_all(reading);
+}
+
+/* ------------------------------------------------------------------ opening */
+
+/* How an attempt to open a stream ended; the numbers are those of `_OPENINGS` in streams.py. */
+enum opening { OPENED, NOT_REACHED, NOT_GREETED, TURNED_AWAY, OPENING_LATE, OPENING_OVER };
+
+/* What became of a wait; `failed` if the wait itself did, and then `detail` is its errno. */
+static enum opening after(enum wait wait, enum opening failed, int32_t *detail)
+{
+    *detail = wait == WAIT_FAILED ? errno : 0;
+    return wait == READY ? OPENED : wait == WOKEN ? OPENING_OVER : wait == LATE ? OPENING_LATE : failed;
+}
+
+static enum opening connect_by(const struct channel *channel, int64_t connect_by_ns, int64_t deadline_ns,
+                               int32_t *detail)
+{
+    bool patient = connect_by_ns < deadline_ns;
+    enum wait wait = th_channel_wait(channel, POLLOUT, patient ? connect_by_ns : deadline_ns);
+    enum opening opening = after(wait, NOT_REACHED, detail);
+    if (opening == OPENING_LATE && patient) {
+        *detail = ETIMEDOUT;
+        return NOT_REACHED;
+    }
+    if (opening != OPENED)
+        return opening;
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (getsockopt(channel->fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0)
+        error = errno;
+    if (error == 0)
+        error = th_channel_prepare(channel->fd);
+    *detail = error;
+    return error == 0 ? OPENED : NOT_REACHED;
+}
+
+static enum opening greet_server(const struct channel *channel, const uint8_t *incarnation, int64_t deadline_ns,
+                                 int32_t *detail)
+{
+    uint8_t greeting[GREETING_BYTES] = MAGIC, answer[GREETING_BYTES];
+    th_put16(greeting + 8, WIRE_VERSION);
+    memcpy(greeting + 16, incarnation, INCARNATION_BYTES);
+    enum wait wait = th_channel_send_all(channel, greeting, sizeof greeting, deadline_ns);
+    if (wait == READY)
+        wait = th_channel_receive_all(channel, answer, sizeof answer, deadline_ns);
+    enum opening opening = after(wait, NOT_GREETED, detail);
+    if (opening != OPENED)
+        return opening;
+    if (memcmp(answer, MAGIC, MAGIC_BYTES) != 0)
+        return NOT_GREETED;
+    *detail = th_get16(answer + 10);
+    if (*detail == SERVED && memcmp(answer + 16, incarnation, INCARNATION_BYTES) != 0)
+        *detail = OTHER_INCARNATION;
+    return *detail == SERVED ? OPENED : TURNED_AWAY;
+}
+
+/* Waits until a connecting socket, which it owns from then on, is connected, and greets the server.
+ * `detail` is errno, or the server's status. */
+EXPORT int th_stream_open(int fd, const uint8_t *incarnation, struct stream_reading *reading, int64_t connect_by_ns,
+                          struct stream **out, int32_t *detail)
+{
+    struct channel channel = {fd, reading->wake};
+    int64_t deadline_ns = reading->batch.deadline_ns;
+    struct stream *stream = calloc(1, sizeof *stream);
+    if (stream == NULL) {
+        close(fd);
+        *detail = ENOMEM;
+        return NOT_REACHED;
+    }
+    enum opening opening = connect_by(&channel, connect_by_ns, deadline_ns, detail);
+    if (opening == OPENED)
+        opening = greet_server(&channel, incarnation, deadline_ns, detail);
+    if (opening != OPENED) {
+        close(fd);
+        free(stream);
+        return opening;
+    }
+    stream->fd = fd;
+    *out = stream;
+    return OPENED;
+}
+
+/* Whether an idle stream is as it was left: a byte on it, or its end, and it is of no use. */
+EXPORT int th_stream_is_idle(const struct stream *stream)
+{
+    struct pollfd watched = {stream->fd, POLLIN | POLLRDHUP, 0};
+    return poll(&watched, 1, 0) == 0;
+}
+
+EXPORT void th_stream_close(struct stream *stream)
+{
+    close(stream->fd);
+    free(stream);
+}
+
+/* ------------------------------------------------------------------ asking and landing */
+
+/* A part of a claim, of at most what one request may ask for. */
+struct asked {
+    struct place from;
+    uint64_t number, nbytes;
+    bool ends_claim;
+    struct claim claim;
+};
+
+/* One thread's part in a read: a queue of what was asked for and has not landed. */
+struct lander {
+    struct stream_reading *reading;
+    struct stream *stream;
+    struct channel channel;
+    struct claim claim; /* what is left of it to ask for, from `next` on */
+    struct place next;
+    uint64_t claim_left;
+    struct asked asked[AHEAD_REQUESTS_MAX]; /* a ring */
+    size_t first, n;
+    uint64_t ahead_bytes;
+    uint8_t frame[REQUEST_FRAME_BYTES_MAX]; /* the request that is being sent */
+    size_t frame_at, frame_bytes;
+    uint8_t head[REPLY_BYTES]; /* of the reply that is being received */
+    size_t head_bytes;
+    struct place landing;
+    uint64_t landing_left;
+};
+
+enum step { MOVED, STUCK, FAILED };
+
+static enum step failed(struct lander *lander, enum failure failure, int error)
+{
+    fail(lander->reading, (struct stream_outcome){.failure = failure, .error = error});
+    return FAILED;
+}
+
+/* Puts the next request into the frame, claiming more if need be; false when there is nothing to ask for now. */
+static bool next_request(struct lander *lander)
+{
+    struct batch *batch = &lander->reading->batch;
+    if (lander->n == AHEAD_REQUESTS_MAX || (lander->n > 0 && lander->ahead_bytes >= AHEAD_BYTES))
+        return false;
+    if (lander->claim_left == 0) {
+        th_batch_claim(batch, &lander->claim);
+        lander->next = lander->claim.from;
+        lander->claim_left = lander->claim.nbytes;
+        if (lander->claim_left == 0)
+            return false;
+    }
+    struct iovec ranges[REQUEST_RANGES_MAX];
+    uint64_t wanted = lander->claim_left < REQUEST_BYTES_MAX ? lander->claim_left : REQUEST_BYTES_MAX, nbytes;
+    size_t n = th_batch_vectors(batch, batch->remote, lander->next, wanted, ranges, REQUEST_RANGES_MAX, &nbytes);
+    struct asked *asked = &lander->asked[(lander->first + lander->n) % AHEAD_REQUESTS_MAX];
+    lander->claim_left -= nbytes;
+    *asked = (struct asked){lander->next, lander->stream->requests++, nbytes, lander->claim_left == 0, lander->claim};
+    th_batch_advance(batch, &lander->next, nbytes);
+    lander->n++;
+    lander->ahead_bytes += nbytes;
+    th_put32(lander->frame, KIND_READ);
+    th_put32(lander->frame + 4, (uint32_t)n);
+    th_put64(lander->frame + 8, asked->number);
+    th_put64(lander->frame + 16, nbytes);
+    for (size_t i = 0; i < n; i++) {
+        th_put64(lander->frame + REQUEST_BYTES + i * RANGE_BYTES, (uint64_t)(uintptr_t)ranges[i].iov_base);
+        th_put64(lander->frame + REQUEST_BYTES + i * RANGE_BYTES + 8, ranges[i].iov_len);
+    }
+    lander->frame_at = 0;
+    lander->frame_bytes = REQUEST_BYTES + n * RANGE_BYTES;
+    return true;
+}
+
+static enum step ask(struct lander *lander)
+{
+    if (lander->frame_at == lander->frame_bytes && !next_request(lander))
+        return STUCK;
+    struct iovec left = {lander->frame + lander->frame_at, lander->frame_bytes - lander->frame_at};
+    ssize_t sent = th_channel_send(&lander->channel, &left, 1);
+    if (sent < 0)
+        return failed(lander, LOST, errno);
+    lander->frame_at += (size_t)sent;
+    return sent > 0 ? MOVED : STUCK;
+}
+
+/* Notes which range the source refused, as it was asked for. */
+static enum step refused(struct lander *lander, const struct asked *asked, int status, uint32_t index)
+{
+    const struct batch *batch = &lander->reading->batch;
+    struct stream_outcome outcome = {.failure = REFUSED, .status = status};
+    struct iovec ranges[REQUEST_RANGES_MAX];
+    uint64_t bytes;
+    size_t n =
+        th_batch_vectors(batch, batch->remote, asked->from, asked->nbytes, ranges, REQUEST_RANGES_MAX, &bytes);
+    if (index >= n)
+        return failed(lander, GARBLED, 0);
+    outcome.address = (uint64_t)(uintptr_t)ranges[index].iov_base;
+    outcome.nbytes = ranges[index].iov_len;
+    fail(lander->reading, outcome);
+    return FAILED;
+}
+
+static enum step land_head(struct lander *lander, const struct asked *asked)
+{
+    struct iovec left = {lander->head + lander->head_bytes, REPLY_BYTES - lander->head_bytes};
+    ssize_t got = th_channel_receive(&lander->channel, &left, 1);
+    if (got < 0)
+        return failed(lander, LOST, errno);
+    lander->head_bytes += (size_t)got;
+    if (lander->head_bytes < REPLY_BYTES)
+        return got > 0 ? MOVED : STUCK;
+    uint32_t status = th_get32(lander->head);
+    if (th_get64(lander->head + 8) != asked->number)
+        return failed(lander, GARBLED, 0);
+    if (status != SERVED)
+        return refused(lander, asked, (int)status, th_get32(lander->head + 4));
+    if (th_get64(lander->head + 16) != asked->nbytes)
+        return failed(lander, GARBLED, 0);
+    lander->landing = asked->from;
+    lander->landing_left = asked->nbytes;
+    return MOVED;
+}
+
+/* Whoever lands the last byte of the batch lets the others go: one may wait for a connection it needs no more. */
+static enum step land_bytes(struct lander *lander, const struct asked *asked)
+{
+    struct batch *batch = &lander->reading->batch;
+    struct iovec vectors[CALL_RANGES_MAX];
+    uint64_t bytes;
+    size_t n = th_batch_vectors(batch, batch->local, lander->landing, lander->landing_left, vectors, CALL_RANGES_MAX,
+                                &bytes);
+    ssize_t got = th_channel_receive(&lander->channel, vectors, n);
+    if (got < 0)
+        return failed(lander, errno == EFAULT ? LOCAL : LOST, errno);
+    th_batch_advance(batch, &lander->landing, (uint64_t)got);
+    lander->landing_left -= (uint64_t)got;
+    if (lander->landing_left == 0) {
+        if (asked->ends_claim) {
+            int error = th_batch_digest(batch, &asked->claim);
+            if (error != 0)
+                return failed(lander, LOCAL, error);
+        }
+        lander->first = (lander->first + 1) % AHEAD_REQUESTS_MAX;
+        lander->n--;
+        lander->ahead_bytes -= asked->nbytes;
+        lander->head_bytes = 0;
+    }
+    if (atomic_fetch_add(&batch->bytes_done, (uint64_t)got) + (uint64_t)got == lander->reading->total)
+        wake_all(lander->reading);
+    return got > 0 ? MOVED : STUCK;
+}
+
+static enum step land(struct lander *lander)
+{
+    if (lander->n == 0)
+        return STUCK;
+    const struct asked *asked = &lander->asked[lander->first];
+    return lander->head_bytes < REPLY_BYTES ? land_head(lander, asked) : land_bytes(lander, asked);
+}
+
+/* Takes part in a read until nothing is left to claim, or it failed, was cancelled or met its deadline; no byte is
+ * written by this thread afterwards. Returns 1 if the stream may be used again: nothing is on its way on it. */
+EXPORT int th_stream_run(struct stream *stream, struct stream_reading *reading)
+{
+    struct lander lander; /* 17 KiB, of which little needs to be zero */
+    memset(&lander, 0, offsetof(struct lander, frame));
+    lander.frame_at = lander.frame_bytes = lander.head_bytes = 0;
+    lander.reading = reading;
+    lander.stream = stream;
+    lander.channel = (struct channel){stream->fd, reading->wake};
+    for (;;) {
+        if (!th_batch_goes_on(&reading->batch))
+            break;
+        enum step asking = ask(&lander), landing = asking == FAILED ? FAILED : land(&lander);
+        if (landing == FAILED)
+            break;
+        if (asking == MOVED || landing == MOVED)
+            continue;
+        bool sending = lander.frame_at < lander.frame_bytes;
+        if (lander.n == 0 && !sending)
+            return 1;
+        short events = (short)(POLLIN | (sending ? POLLOUT : 0));
+        if (th_channel_wait(&lander.channel, events, reading->batch.deadline_ns) == WAIT_FAILED)
+            failed(&lander, LOCAL, errno);
+    }
+    return 0;
+}

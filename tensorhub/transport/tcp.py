@@ -1,0 +1,187 @@
+"""The engine between any two hosts: one-sided reads over streams that threads of C serve, without the interpreter.
+
+Serves registered ranges only, to readers that know this engine's incarnation. Several streams to a source, received in
+place, digested as they land; a stream on which a read failed is closed, so nothing arrives late. docs/transport.md
+draws the protocol. TLS, windows for long lines and resumption have their places there and are not built.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+
+from tensorhub import native
+from tensorhub.addresses import Address
+from tensorhub.errors import BadRequest, Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
+from tensorhub.native import Failure
+from tensorhub.native.streams import INCARNATION_BYTES
+from tensorhub.ports import HOST_ONLY, Chunks, Ranges
+from tensorhub.transport.crew import Crews
+from tensorhub.transport.endpoints import Endpoint, listen
+from tensorhub.transport.ranges import RegisteredRanges, check_ranges
+from tensorhub.transport.stream_peers import Peer, StreamPeers, Trouble
+
+#: Reads up to this size go over a stream of their own: they take less time than a large one's next piece.
+SMALL_BYTES_MAX = 64 << 10
+#: Below this a second stream costs more than it saves.
+PARALLEL_BYTES_MIN = 4 << 20
+
+#: Open engines of this process, for a forked child to give their descriptors back.
+_engines: weakref.WeakSet[TcpEngine] = weakref.WeakSet()
+
+
+class TcpEngine:
+    """`ports.Engine` over TCP. `host` is what its locators name: a number of this machine, or one that leads to it."""
+
+    name = "tcp"
+    kinds = HOST_ONLY
+
+    def __init__(self, host: str, limits: native.Limits | None = None) -> None:
+        self._pid = os.getpid()
+        listener = listen(host)
+        self._own = Endpoint.own(host, listener.getsockname()[1], os.urandom(INCARNATION_BYTES))
+        self._registered = RegisteredRanges()
+        self._peers = StreamPeers()
+        self._crews = Crews()
+        self._closed = False
+        try:
+            self._server = native.StreamServer(listener, self._own.incarnation, limits)
+        except OSError as error:
+            raise EngineUnavailable(f"cannot serve on {self._own.address}: {error}") from error
+        _engines.add(self)
+
+    def locate(self) -> bytes:
+        if os.getpid() != self._pid:
+            raise Closed(f"this engine belongs to process {self._pid}; open another after a fork")
+        return self._own.pack()
+
+    def reaches(self, peer: bytes) -> str | None:
+        """Why a peer is out of reach, or None as far as can be told without asking it."""
+        try:
+            endpoint = Endpoint.unpack(peer)
+        except EngineUnavailable as error:
+            return error.message
+        if endpoint.address.is_loopback and not endpoint.shares_network_with(self._own):
+            return f"the source's address {endpoint.address} is a loopback one of another host or container"
+        return None
+
+    def register(self, address: int, nbytes: int) -> None:
+        if self._closed:
+            raise Closed("this engine is closed; open another")
+        self._registered.add(address, nbytes)
+        try:
+            self._server.add(address, nbytes)
+        except BaseException:
+            self._registered.remove(address, nbytes)
+            raise
+
+    def deregister(self, address: int, nbytes: int) -> None:
+        """Waits for one send at most, a millisecond; replies that were to send more of the range are cut."""
+        self._registered.remove(address, nbytes)
+        self._server.remove(address, nbytes)
+
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
+        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        check_ranges(ranges)
+        if self._closed:
+            raise Closed("this engine is closed; open another")
+        if (why := self.reaches(peer)) is not None:
+            raise EngineUnavailable(why)
+        source = self._peers.enter(Endpoint.unpack(peer))
+        try:
+            await source.resolve(timeout_s)
+            wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
+            reading = native.StreamReading(ranges.remote, ranges.local, ranges.nbytes, deadline_ns, *wanted)
+            try:
+                troubles = await self._run(source, reading, ranges.total_bytes, deadline_ns)
+                outcome = reading.outcome()
+            finally:
+                reading.close()
+        finally:
+            self._peers.leave(source)
+        if outcome.bytes_done != ranges.total_bytes or outcome.failure is not Failure.NONE:
+            late = (
+                f"a read of {ranges.total_bytes} bytes from {source.endpoint.address} was not done within {timeout_s} s"
+            )
+            raise self._failure(source, outcome, troubles, late)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._crews.end()
+        self._peers.close()
+        self._registered.clear()
+        self._server.stop()
+
+    async def _run(
+        self, source: Peer, reading: native.StreamReading, total_bytes: int, deadline_ns: int
+    ) -> list[Trouble]:
+        """Return when no thread works on it any more; why streams were not opened, if some were not."""
+        lane = source.small if total_bytes <= SMALL_BYTES_MAX else source.bulk
+        threads = lane.streams if total_bytes >= PARALLEL_BYTES_MIN else 1
+        troubles: list[Trouble] = []
+
+        def take_part() -> None:
+            stream = lane.take()
+            if stream is None:
+                opened = source.open_stream(reading)
+                if isinstance(opened, Trouble):
+                    troubles.append(opened)  # others may do the work
+                    return
+                stream = opened
+            if reading.run(stream):
+                lane.give(stream)
+            else:
+                stream.close()
+
+        await self._crews.run(lane.pool, take_part, reading.cancel, threads, deadline_ns)
+        return troubles
+
+    def _failure(
+        self, source: Peer, outcome: native.StreamOutcome, troubles: list[Trouble], late: str
+    ) -> TensorHubError:
+        """What a read that is not complete means."""
+        at, where = source.endpoint.address, Where(bytes_done=outcome.bytes_done)
+        if outcome.cancelled:
+            return Closed("the engine was closed during a read", where)
+        if (failure := _failure_on_stream(outcome, at, where)) is not None:
+            return failure
+        for trouble in troubles:
+            explained = source.explain(trouble, self._own)
+            if explained is not None:
+                return explained.at(where)
+        return SourceFailed(late, where)
+
+    def _forget(self) -> None:
+        """In a forked child: the port and the streams are the parent's."""
+        self._closed = True
+        self._server.forget()
+
+
+def _failure_on_stream(outcome: native.StreamOutcome, at: Address, where: Where) -> TensorHubError | None:
+    """What went wrong after a stream was open, if anything did."""
+    match outcome.failure:
+        case Failure.LOST:
+            why = os.strerror(outcome.errno)
+            return SourceFailed(f"the stream from {at} ended during a read: {why}; the source died or cut it", where)
+        case Failure.REFUSED:
+            return SourceFailed(
+                f"the source at {at} does not serve {outcome.nbytes} bytes at {outcome.address:#x} "
+                f"({outcome.status.name.lower().replace('_', ' ')})",
+                where,
+            )
+        case Failure.GARBLED:
+            return SourceFailed(f"the source at {at} does not keep to the protocol", where)
+        case Failure.LOCAL:
+            return BadRequest(f"this process cannot land what it reads: {os.strerror(outcome.errno)}", where)
+        case _:
+            return None
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._forget()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
