@@ -8,7 +8,7 @@ no wall clock is ever compared between machines. Locators and exposures are opaq
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tensorhub.errors import Where
 from tensorhub.references import Claim, Content, Locator, Reference
@@ -37,7 +37,7 @@ class Hello:
 
     protocol: int
     session: SessionId
-    token: bytes
+    token: bytes = field(repr=False)  # logs and stories show requests
     host: str
     pid: int
     epoch: Epoch

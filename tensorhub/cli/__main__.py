@@ -39,7 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Server = Annotated[str | None, typer.Option(help="'local' or 'local:NAME' (default: TENSORHUB_SERVER, else local)")]
+Server = Annotated[
+    str | None, typer.Option(help="'local', 'grpc://HOST:PORT', ... (default: TENSORHUB_SERVER, else local)")
+]
 ModelName = Annotated[str | None, typer.Option("--model", help="only this model (default: all)")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document instead of tables")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="seconds to wait for the server")]
@@ -129,10 +131,11 @@ def versions(server: Server = None, model: ModelName = None, as_json: AsJson = F
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def serve(context: typer.Context) -> None:
-    """Run the local reference server in the foreground (arguments go to it; --help lists them)."""
+    """Run a reference server over gRPC in the foreground; `serve local` runs the one of this host (--help: options)."""
     # The server is the one thing of the command line that needs neither hub nor torch.
-    host = importlib.import_module("tensorhub.server.__main__")
-    raise typer.Exit(int(host.main(["local", *context.args]) or 0))
+    server = importlib.import_module("tensorhub.server.__main__")
+    kind = [] if context.args[:1] in (["local"], ["grpc"]) else ["grpc"]
+    raise typer.Exit(int(server.main([*kind, *context.args]) or 0))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

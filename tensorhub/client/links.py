@@ -33,7 +33,8 @@ def parse_server(address: str) -> Link:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ServerUnavailable(
-            f"server {address!r}: this build has no {scheme}:// (no module {error.name!r})"
+            f"server {address!r}: this build has no {scheme}:// (no module {error.name!r}); "
+            f"install it by: pip install 'tensorhub[{scheme.removesuffix('s')}]'"
         ) from error
     return cast(Callable[[str], Link], getattr(module, function))(address)
 

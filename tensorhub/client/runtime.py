@@ -25,6 +25,7 @@ from tensorhub.errors import Broken, Closed
 from tensorhub.ports import Engine
 from tensorhub.transport.router import open_engines
 from tensorhub.types import ID_BYTES, SessionId
+from tensorhub.wire.token import read_token
 
 T = TypeVar("T")
 
@@ -164,7 +165,11 @@ class Runtime:
             if shared is None:
                 link = parse_server(address)
                 session = Session(
-                    link, SessionId(secrets.token_bytes(ID_BYTES)), host=socket.gethostname(), pid=os.getpid()
+                    link,
+                    SessionId(secrets.token_bytes(ID_BYTES)),
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    token=read_token(),
                 )
                 await session.open(timeout_s)
                 shared = self._sessions[address] = _Shared(session)

@@ -1,7 +1,7 @@
-"""`python -m tensorhub.server local`: runs a reference server in this process, or detached from the one that starts it.
+"""`python -m tensorhub.server local|grpc`: runs a reference server in this process, or detached from its starter.
 
 It reads arguments and environment and sets logging up; it decides nothing a server does. It imports neither torch nor
-ray: the first client of a host waits for it.
+ray, nor grpc for the local server: the first client of a host waits for it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import secrets
 import sys
 from logging.handlers import RotatingFileHandler
 
-from tensorhub.errors import Broken, TensorHubError
+from tensorhub.errors import BadRequest, Broken, TensorHubError
+from tensorhub.server import grpc_command
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import Settings
 from tensorhub.types import ID_BYTES, Epoch
 from tensorhub.wire.local_place import DEFAULT_NAME, LOG, LocalPlace, check_local_name
+from tensorhub.wire.token import read_token
 
 #: How long a local server outlives its last client: the next job of a script finds it warm.
 IDLE_S = 30.0
@@ -51,37 +53,59 @@ class _BoundedLog(RotatingFileHandler):
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        place = LocalPlace.open(options.name)
+        return int(options.run(options))
     except TensorHubError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a command's own output
-        return 2
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - a command's own output
+        return 2 if isinstance(error, BadRequest) else 1
+
+
+def _run_local(options: argparse.Namespace) -> int:
+    place = LocalPlace.open(options.name)
     if options.detach and os.fork() > 0:
         # The starter waits for this process only; the server is nobody's child and leaves no zombie in a trainer.
         os._exit(0)
-    _set_up_logging(place, to_file=options.detach)
+    _set_up_logging(_BoundedLog(os.path.join(place.path, LOG)) if options.detach else logging.StreamHandler())
     place.close()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return asyncio.run(_run(options))
+    _raise_descriptor_limit()
+    return asyncio.run(_serve_local(options))
 
 
-async def _run(options: argparse.Namespace) -> int:
+async def _serve_local(options: argparse.Namespace) -> int:
     elected = await elect(options.name)
     if elected is None:
         if not options.detach:
             sys.stderr.write(f"a server of this user already serves {options.name!r} on this host\n")
         return 0
-    settings = Settings(lease_ns=round(options.lease_s * 1e9), beat_ns=round(options.beat_s * 1e9))
     try:
-        await serve(elected, Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings)), options.idle_s)
+        await serve(elected, _host(options), options.idle_s)
     except Broken:
         return 1  # logged with its story by the host
     return 0
 
 
-def _set_up_logging(place: LocalPlace, *, to_file: bool) -> None:
-    handler = _BoundedLog(os.path.join(place.path, LOG)) if to_file else logging.StreamHandler()
+def _run_grpc(options: argparse.Namespace) -> int:
+    _set_up_logging(logging.StreamHandler())
+    _raise_descriptor_limit()
+    return asyncio.run(_serve_grpc(options))
+
+
+async def _serve_grpc(options: argparse.Namespace) -> int:
+    token = read_token(options.token_file)
+    return await grpc_command.run(_host(options, token), options, has_token=bool(token))
+
+
+def _host(options: argparse.Namespace, token: bytes = b"") -> Host:
+    settings = Settings(lease_ns=round(options.lease_s * 1e9), beat_ns=round(options.beat_s * 1e9))
+    return Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings), token=token)
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _set_up_logging(handler: logging.Handler) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("tensorhub")
     log.addHandler(handler)
@@ -89,19 +113,33 @@ def _set_up_logging(place: LocalPlace, *, to_file: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = Settings()
     parser = argparse.ArgumentParser("python -m tensorhub.server", description="Run a reference server.")
     kinds = parser.add_subparsers(required=True)
     local = kinds.add_parser("local", help="for the processes of this user on this host; leaves when idle")
+    local.set_defaults(run=_run_local)
     local.add_argument("--name", type=check_local_name, default=DEFAULT_NAME, help="namespace: 'local:NAME'")
     local.add_argument("--detach", action="store_true", help="go to the background and log to a file")
+    _add_durations(local)
+    local.add_argument(
+        "--idle-s",
+        type=float,
+        default=os.environ.get(IDLE_ENV, IDLE_S),
+        help=f"how long to stay when nobody is there (or {IDLE_ENV})",
+    )
+    remote = kinds.add_parser("grpc", help="for the processes of a cluster, over gRPC; in the foreground")
+    remote.set_defaults(run=_run_grpc)
+    grpc_command.add_options(remote)
+    _add_durations(remote)
+    return parser
+
+
+def _add_durations(parser: argparse.ArgumentParser) -> None:
+    defaults = Settings()
     for flag, env, default, what in (
         ("--lease-s", LEASE_ENV, defaults.lease_ns / 1e9, "how long a silent session is trusted"),
         ("--beat-s", BEAT_ENV, defaults.beat_ns / 1e9, "how often sessions are asked to beat"),
-        ("--idle-s", IDLE_ENV, IDLE_S, "how long to stay when nobody is there"),
     ):
-        local.add_argument(flag, type=float, default=os.environ.get(env, default), help=f"{what} (or {env})")
-    return parser
+        parser.add_argument(flag, type=float, default=os.environ.get(env, default), help=f"{what} (or {env})")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Drives one machine: feeds it calls, clock and losses of connection in one order, and carries its answers out.
 
-It decides which connection speaks for which session, how much may queue up, and when the machine is called; what an
-answer says is the machine's alone. It knows no transport: sockets, gRPC streams, a Ray actor and the simulation all
-open a `Door`. One task, `run`, owns the machine.
+It decides which connection speaks for which session, who is let in (by token), how much may queue up, and when the
+machine is called; what an answer says is the machine's alone. It knows no transport: sockets, gRPC streams, a Ray
+actor and the simulation all open a `Door`. One task, `run`, owns the machine.
 
 A machine that raises has lost its invariants: its later answers could let somebody overwrite what is being read.
 So the host logs the story, answers the caller `Refused("Broken")`, lets what is queued go out and ends; the next life
@@ -12,6 +12,7 @@ starts empty and sessions tell it again what they hold, which is the path a cras
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections import deque
@@ -31,6 +32,8 @@ OUTBOX_MAX = 4096
 STALL_NS = 500_000_000
 #: After it was stopped, to hear what was said meanwhile before it declares anybody dead for its own silence.
 LISTEN_S = 0.1
+
+TOKEN_ADVICE = "set TENSORHUB_TOKEN, or TENSORHUB_TOKEN_FILE, to the server's"  # noqa: S105 - names, no secret
 
 _LOG = logging.getLogger("tensorhub.server")
 
@@ -102,11 +105,17 @@ class Door:
 
 
 class Host:
-    """Owner of a machine. `open` doors, `run` until `stop`; all in one event loop."""
+    """Owner of a machine. `open` doors, `run` until `stop`; all in one event loop.
 
-    def __init__(self, machine: Machine, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    With a token, a Hello that does not show the same is `Unauthorized`; without one, every Hello is welcome.
+    """
+
+    def __init__(
+        self, machine: Machine, clock_ns: Callable[[], int] = time.monotonic_ns, *, token: bytes = b""
+    ) -> None:
         self._machine = machine
         self._clock_ns = clock_ns
+        self._token = token
         #: In order of arrival; None says that the door was closed.
         self._inbox: deque[tuple[Door, Call | None]] = deque()
         self._wake = asyncio.Event()
@@ -227,11 +236,10 @@ class Host:
         request = call.request
         sender = request.session if isinstance(request, Hello | Beat) else door.session
         if sender is None:
-            self._refuse(door, call, "say Hello first")
+            self._refuse(door, call, "BadRequest", "say Hello first")
             return
         if isinstance(request, Hello):
-            if door.session not in (None, sender):
-                self._refuse(door, call, "this connection speaks for another session; open a new one")
+            if not self._admits(door, call, request):
                 return
             self._supersede(sender, door)
         now_ns = self._clock_ns()
@@ -252,6 +260,17 @@ class Host:
             door.session = None
         _LOG.debug("%s #%d %s -> %s", door.peer, call.id, type(request).__name__, outcome)
 
+    def _admits(self, door: Door, call: Call, hello: Hello) -> bool:
+        """Whether this Hello may reach the machine; if not, its caller is told why."""
+        if self._token and not hmac.compare_digest(hello.token, self._token):
+            shown = "another" if hello.token else "none"
+            self._refuse(door, call, "Unauthorized", f"this server wants a token and was shown {shown}; {TOKEN_ADVICE}")
+            return False
+        if door.session not in (None, hello.session):
+            self._refuse(door, call, "BadRequest", "this connection speaks for another session; open a new one")
+            return False
+        return True
+
     def _supersede(self, session: SessionId, door: Door) -> None:
         """A session that says Hello elsewhere has lost its old connection before we noticed."""
         older = self._bound.get(session)
@@ -259,9 +278,9 @@ class Host:
             older.close("its session said Hello on another connection")
             self._lost(older)
 
-    def _refuse(self, door: Door, call: Call, message: str) -> None:
+    def _refuse(self, door: Door, call: Call, error: str, message: str) -> None:
         _LOG.warning("%s #%d %s refused: %s", door.peer, call.id, type(call.request).__name__, message)
-        door.put(Answer(call.id, Refused("BadRequest", message, Where())))
+        door.put(Answer(call.id, Refused(error, message, Where())))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
         for answer in outgoing:

@@ -12,16 +12,20 @@ from pathlib import Path
 import pytest
 
 from tensorhub import messages as m
+from tensorhub.addresses import Address
 from tensorhub.client.links import parse_server
 from tensorhub.client.session import Session
 from tensorhub.errors import SeatTaken, ServerUnavailable
 from tensorhub.messages import Answer, Call
 from tensorhub.ports import Connection, Link
+from tensorhub.server.grpc_service import Tls
+from tensorhub.server.grpc_service import serve as serve_grpc
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import Settings
 from tensorhub.types import Epoch, Latest, Location, ModelKey, ReplicaId, Seat, SessionId
+from tests.support.certificates import authority
 from tests.support.direct_link import direct_server
 from tests.support.servers import new_session_id, private_servers
 
@@ -78,7 +82,60 @@ async def local() -> AsyncIterator[Served]:
         await end()
 
 
-@pytest.fixture(params=[direct, local], ids=["direct", "local"])
+@asynccontextmanager
+async def over_grpc(address: Address, tls: Tls | None = None) -> AsyncIterator[Served]:
+    """A gRPC server in this loop; each later life listens where the first one did."""
+    lives: list[tuple[Host, asyncio.Task[None]]] = []
+
+    async def begin(listen: Address) -> Address:
+        host = Host(make_machine())
+        ready = asyncio.get_running_loop().create_future()
+        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready=ready))))
+        return await ready
+
+    async def end() -> None:
+        host, task = lives[-1]
+        host.stop("ended by the test")
+        await task
+
+    async def restart() -> None:
+        await end()
+        await begin(bound)
+
+    bound = await begin(address)
+    try:
+        yield Served(parse_server(f"{'grpcs' if tls else 'grpc'}://{bound}"), restart, end)
+    finally:
+        await end()
+
+
+@asynccontextmanager
+async def grpc() -> AsyncIterator[Served]:
+    """ipv6_endpoint: over the IPv6 loopback."""
+    async with over_grpc(Address("::1", 0)) as served:
+        yield served
+
+
+@asynccontextmanager
+async def grpcs() -> AsyncIterator[Served]:
+    """Server and client show each other certificates of one authority."""
+    with authority() as ca, pytest.MonkeyPatch.context() as patch:
+        server, client = ca.issue("server"), ca.issue("client")
+        patch.setenv("TENSORHUB_TLS_CA", ca.cert)
+        patch.setenv("TENSORHUB_TLS_CERT", client.cert)
+        patch.setenv("TENSORHUB_TLS_KEY", client.key)
+        async with over_grpc(Address("127.0.0.1", 0), Tls(server.cert, server.key, ca.cert)) as served:
+            yield served
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(direct, id="direct"),
+        pytest.param(local, id="local"),
+        pytest.param(grpc, id="grpc"),
+        pytest.param(grpcs, id="grpcs", marks=pytest.mark.slow),
+    ]
+)
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """Runs a case against a served link."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -29,13 +30,13 @@ def hello(session: SessionId) -> m.Hello:
     return m.Hello(m.PROTOCOL, session, b"", "host", 1, Epoch(b""))
 
 
-def serving(case: Callable[[Host, FakeMachine], Awaitable[None]]) -> None:
+def serving(case: Callable[[Host, FakeMachine], Awaitable[None]], token: bytes = b"") -> None:
     """Run a case beside a running host."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         machine = FakeMachine()
-        host = Host(machine, lambda: round(loop.time() * 1e9))
+        host = Host(machine, lambda: round(loop.time() * 1e9), token=token)
         running = asyncio.create_task(host.run())
         await case(host, machine)
         host.stop("done")
@@ -281,3 +282,41 @@ def test_stopped_server_listens_before_it_declares_anybody_dead() -> None:
         await running
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("shown", [b"", b"secre", b"secret ", b"other!"])
+def test_hello_without_the_token_is_unauthorized(shown: bytes) -> None:
+    """A server with a token lets nobody in who does not show it; the machine does not hear of them, nor do logs of it."""
+
+    async def case(host: Host, machine: FakeMachine) -> None:
+        door = host.open("one")
+        (answer,) = await say(door, 1, replace(hello(A), token=shown))
+        assert answer.reply.error == "Unauthorized"
+        assert "TENSORHUB_TOKEN" in answer.reply.message
+        (answer,) = await say(door, 2, m.List(None))
+        assert answer.reply.error == "BadRequest"
+        assert machine.heard == []
+
+    serving(case, b"secret")
+
+
+def test_hello_with_the_token_is_welcome() -> None:
+    """The same bytes open the door, also again on another connection; requests shown in logs do not show them."""
+
+    async def case(host: Host, machine: FakeMachine) -> None:
+        shown = replace(hello(A), token=b"secret")
+        for name in ("one", "two"):
+            (answer,) = await say(host.open(name), 1, shown)
+            assert answer.reply == WELCOME
+        assert "secret" not in repr(shown)
+
+    serving(case, b"secret")
+
+
+def test_any_token_is_welcome_where_none_is_wanted() -> None:
+    """A server without a token does not care what it is shown."""
+
+    async def case(host: Host, machine: FakeMachine) -> None:
+        assert await say(host.open("one"), 1, replace(hello(A), token=b"whatever")) == [Answer(1, WELCOME)]
+
+    serving(case)

@@ -1,0 +1,249 @@
+"""The reference server over gRPC: every stream is a door of one host, in the host's event loop.
+
+It decides where it listens, who may connect (TLS; tokens are the host's), how many, and when a stream is cut off; what
+an answer says is the machine's. Health (`grpc.health.v1`) says whether it serves, reflection what may be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorhub.addresses import Address
+from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable, Where
+from tensorhub.messages import Answer, Refused
+from tensorhub.server.host import Door, Host
+from tensorhub.server.settings import SESSIONS_MAX
+from tensorhub.wire.codec import FRAME_BYTES_MAX
+from tensorhub.wire.proto import SERVICE, call_id_of, decode_call, encode_answer
+
+try:
+    import grpc
+    import grpc.aio
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
+except ModuleNotFoundError as missing:
+    raise ServerUnavailable(
+        f"a server over gRPC needs the module {missing.name!r}; install it by: pip install 'tensorhub[grpc]'"
+    ) from missing
+
+#: A stream for each session that the machine takes, and one for its heartbeat.
+STREAMS_MAX = 2 * SESSIONS_MAX
+#: Of those, over one connection: ours carry one; a proxy between may gather many.
+STREAMS_PER_CONNECTION_MAX = 1024
+#: Calls for health and reflection, besides.
+OTHER_CALLS_MAX = 256
+#: What a stream that has not said Hello may send at once: a Hello or a Beat. Strangers get no memory of ours.
+STRANGER_FRAME_BYTES_MAX = 64 * 1024
+#: For a stream without session (a heartbeat, or one that never says anything) to say something.
+UNBOUND_IDLE_S = 60.0
+#: For a peer to take one answer, before it loses its stream.
+WRITE_S = 10.0
+#: For queued answers to go out when the server ends, and for streams to end after that.
+FLUSH_S, DRAIN_S = 1.0, 5.0
+#: A connection over which nothing comes for so long is asked whether it lives.
+KEEPALIVE_MS, KEEPALIVE_ANSWER_MS = 30_000, 20_000
+#: Peers that ask us more often than so are cut off.
+PINGS_APART_MS = 5_000
+
+_LOG = logging.getLogger("tensorhub.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM form. With `client_ca`, clients must show a certificate that it signed."""
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """`BadRequest` when the files are none, or do not belong together."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # only to see whether the files hold what they should
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"certificate {self.cert!r} with key {self.key!r} cannot be used: {error}") from error
+        if self.client_ca is not None:
+            try:
+                context.load_verify_locations(self.client_ca)
+            except (OSError, ValueError) as error:
+                raise BadRequest(f"{self.client_ca!r} holds no certificates that can be used: {error}") from error
+        return grpc.ssl_server_credentials(
+            [(Path(self.key).read_bytes(), Path(self.cert).read_bytes())],
+            Path(self.client_ca).read_bytes() if self.client_ca is not None else None,
+            require_client_auth=self.client_ca is not None,
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(host: Host, listen: Address, tls: Tls | None = None) -> AsyncIterator[Address]:
+    """Serves `host` while the block runs; gives the address that is bound, with its real port.
+
+    `BadRequest` when it cannot be bound. Leaving the block closes the doors' streams within `DRAIN_S`.
+    """
+    server = grpc.aio.server(maximum_concurrent_rpcs=STREAMS_MAX + OTHER_CALLS_MAX, options=_OPTIONS)
+    handler = grpc.stream_stream_rpc_method_handler(_Streams(host).serve)  # bytes in, bytes out
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),))
+    alive = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(alive, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        port = _bind(server, listen, tls)
+        await server.start()
+        for name in ("", SERVICE):
+            await alive.set(name, health_pb2.HealthCheckResponse.SERVING)
+        yield Address(listen.host, port)
+    finally:
+        await alive.enter_graceful_shutdown()  # NOT_SERVING, whatever is set later
+        await server.stop(DRAIN_S)
+
+
+async def serve(host: Host, listen: Address, tls: Tls | None = None, *, ready: asyncio.Future[Address]) -> None:
+    """Run the host and serve it until it stops; `ready` is told the bound address. `Broken` when the machine broke."""
+    broken: Broken | None = None
+    async with serving(host, listen, tls) as bound:
+        ready.set_result(bound)
+        try:
+            await host.run()
+        except Broken as error:
+            broken = error
+    if broken is not None:
+        raise broken
+
+
+def _bind(server: grpc.aio.Server, listen: Address, tls: Tls | None) -> int:
+    try:
+        if tls is None:
+            return int(server.add_insecure_port(str(listen)))
+        return int(server.add_secure_port(str(listen), tls.credentials()))
+    except RuntimeError as error:
+        raise BadRequest(
+            f"cannot listen at {listen}: another process may, or the address is not of this host ({error})"
+        ) from error
+
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", FRAME_BYTES_MAX),
+    ("grpc.max_send_message_length", FRAME_BYTES_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PINGS_APART_MS),
+    # Two servers at one port would share its clients by chance.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class _Streams:
+    """Serves the streams of one host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def serve(self, _requests: object, context: grpc.aio.ServicerContext) -> None:
+        """One stream from its first to its last byte. Whatever its peer does ends here."""
+        if self._host.doors >= STREAMS_MAX:
+            _LOG.warning("a stream is refused: %d are open", STREAMS_MAX)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{STREAMS_MAX} streams are open")
+        try:
+            door = self._host.open(context.peer())
+        except Closed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        await context.send_initial_metadata(())  # the peer's connect waits for it
+        reading = asyncio.create_task(_read_calls(context, door))
+        try:
+            while answers := await door.take():
+                for answer in answers:
+                    async with asyncio.timeout(FLUSH_S if door.closed is not None else WRITE_S):
+                        await context.write(_bytes_of(answer))
+        except TimeoutError:
+            _LOG.warning("%s does not read: its stream is dropped", door.peer)
+            door.close("does not read its answers")
+        except grpc.aio.BaseError as error:
+            _LOG.debug("%s is gone: %s", door.peer, error)
+        except Exception:  # noqa: BLE001 - our fault, and still one stream's: the others go on
+            _LOG.exception("the stream of %s broke", door.peer)
+        finally:
+            door.close("its stream ended")
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, door.closed or "closed")
+
+
+async def _read_calls(context: grpc.aio.ServicerContext, door: Door) -> None:
+    """Calls into the door until the stream ends; closes the door with the reason."""
+    silence = _Silence(door)
+    reason = "its peer ended the stream"
+    try:
+        while door.closed is None and (data := await context.read()) is not grpc.aio.EOF:
+            silence.broken()
+            await _submit(data, door)
+    except BadRequest as error:
+        _LOG.warning("%s speaks badly and is cut off: %s", door.peer, error)
+        door.put(Answer(0, Refused("BadRequest", error.message, Where())))
+        reason = error.message
+    except (grpc.aio.BaseError, Closed) as error:
+        reason = str(error)
+    finally:
+        silence.end()
+        door.close(reason)
+
+
+class _Silence:
+    """Closes a door without session at which nothing was said for `UNBOUND_IDLE_S`; a session has its lease.
+
+    Not a deadline on each read: the library ends a stream whose read is given up.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._loop = asyncio.get_running_loop()
+        self.broken()
+        self._timer = self._loop.call_later(UNBOUND_IDLE_S, self._look)
+
+    def broken(self) -> None:
+        self._since_s = self._loop.time()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._since_s + UNBOUND_IDLE_S - self._loop.time()
+        if self._door.session is None and left_s <= 0:
+            self._door.close("it was silent for too long")
+        else:
+            self._timer = self._loop.call_later(left_s if left_s > 0 else UNBOUND_IDLE_S, self._look)
+
+
+async def _submit(data: bytes, door: Door) -> None:
+    """A call that cannot be used is refused to its caller; without a caller the stream is no good: `BadRequest`."""
+    if door.session is None and len(data) > STRANGER_FRAME_BYTES_MAX:
+        raise BadRequest(f"a frame of {len(data)} bytes before Hello; {STRANGER_FRAME_BYTES_MAX} is the most")
+    try:
+        call = decode_call(data)
+    except BadRequest as error:
+        call_id = call_id_of(data)
+        if call_id == 0:
+            raise
+        _LOG.warning("%s #%d refused: %s", door.peer, call_id, error)
+        door.put(Answer(call_id, Refused("BadRequest", error.message, Where())))
+        return
+    await door.submit(call)
+
+
+def _bytes_of(answer: Answer) -> bytes:
+    try:
+        return encode_answer(answer)
+    except BadRequest as error:  # too large for a frame, most of all: its caller may ask for less
+        _LOG.warning("an answer cannot be sent: %s", error)
+        return encode_answer(Answer(answer.id, Refused("BadRequest", error.message, Where())))
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; a server cannot ask for its password")
