@@ -51,7 +51,7 @@ class Remote:
     @property
     def pid(self) -> int:
         assert self._process.pid is not None  # it has been started
-        return self._process.pid
+        return int(self._process.pid)
 
     def __enter__(self) -> Remote:
         return self

@@ -21,7 +21,7 @@ from bench.remote import Remote, preload
 __all__ = ["Cluster", "Host"]
 
 #: Imported once, before processes are forked: 33 of them share its memory.
-PRELOADED = ["torch", "bench.hubs"]
+PRELOADED = ["bench.fanout_hubs", "tensorhub.client.hub"]
 
 
 class Cluster:
@@ -53,6 +53,10 @@ class Cluster:
     def numbers(self, host: str) -> Numbers:
         return self.plan.numbers[host]
 
+    def namespace(self, host: str) -> str:
+        """What `ip netns exec` takes."""
+        return self._network.namespace(host)
+
     def shape(self, host: str, mbit: float | None) -> None:
         """Change the rate of a host's link while things run over it."""
         self._network.shape(host, mbit)
@@ -71,6 +75,9 @@ class Cluster:
                 team[name].start(enter, self._network.path(name), mine)
             for process in team.values():
                 process.result()
-            # The last ones end first and each in its time: let all hear of it now.
-            stack.callback(lambda: [process.leave() for process in team.values()])
-            yield team
+            try:
+                yield team
+            finally:
+                # They end one after the other: let all hear of it now.
+                for process in team.values():
+                    process.leave()

@@ -115,7 +115,7 @@ def remove_stale() -> None:
 
 
 def remove_all(start: str) -> None:
-    """Every namespace whose name is `start`, or begins with it and a dash; all are tried before any is complained of."""
+    """Every namespace whose name is `start` or begins with it and a dash; all are tried before any is complained of."""
     failures = []
     for name in namespaces():
         if name == start or name.startswith(f"{start}-"):

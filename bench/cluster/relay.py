@@ -141,7 +141,7 @@ def receive(state: State, unit: int, name: str) -> float:
     """When the last byte had arrived; returns when everything is passed on, too."""
     shard: Shard = state["shard"]
     servers = _serve(state, unit)
-    view, at = memoryview(shard.bytes), 0
+    view, at = memoryview(shard.bytes.data), 0
     while at < len(view):
         stop = min(at - at % unit + unit, len(view), at + RECEIVE_BYTES)
         received = state["parent"].recv_into(view[at:stop])
@@ -173,7 +173,7 @@ def _serve(state: State, unit: int) -> list[threading.Thread]:
 
     def serve(child: socket.socket) -> None:
         shard: Shard = state["shard"]
-        view, at = memoryview(shard.bytes), 0
+        view, at = memoryview(shard.bytes.data), 0
         while at < len(view):
             filled = shard.wait(min(at + unit, len(view)))
             child.sendall(view[at:filled])
