@@ -63,8 +63,7 @@ def mooncake(report: Report) -> None:
             runs["pull_mooncake"] = pull
         compare(report, runs, MOONCAKE_PAIRS, [Rate("pull_mooncake_over_raw", "pull_mooncake", "raw_mooncake", 0.8)])
         if raw is not None:
-            for form, seconds in raw.tried.items():
-                report.add(f"raw_mooncake_tried_{form}", "GB/s", sample(rates(seconds)))
+            add_tried(report, "raw_mooncake", raw.tried)
             report.add("raw_mooncake_cores", "cores", sample(raw.cores))
         if pull is not None:
             report.add("pull_mooncake_cores", "cores", sample([pull.cores for pull in pull.done]))
@@ -125,6 +124,8 @@ def nixl(report: Report) -> None:
                 runs[f"pull_{engine}_beside_{name}"] = Pulled(puller.sealed)
             rate = Rate(f"pull_{engine}_over_{name}", f"pull_{engine}_beside_{name}", name, at_least)
             compare(report, runs, PAIRS_MIN, [rate])
+            if raw is not None:
+                add_tried(report, name, raw.tried)
 
 
 def gloo(report: Report) -> None:
@@ -167,6 +168,12 @@ def compare(report: Report, runs: Mapping[str, Callable[[], float]], pairs: int,
             report.ratios.append(found)
         else:
             report.skipped[rate.name] = "one of its sides is missing"
+
+
+def add_tried(report: Report, name: str, tried: Mapping[str, Sequence[float]]) -> None:
+    """The forms of a peer among which the fastest was chosen."""
+    for form, seconds in tried.items():
+        report.add(f"{name}_tried_{form}", "GB/s", sample(rates(seconds)))
 
 
 def rates(seconds: Sequence[float]) -> list[float]:

@@ -61,6 +61,10 @@ class Remote:
     ) -> None:
         self.leave()
         self._process.join(END_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, if it still runs."""
         if self._process.is_alive():
             self._process.kill()
             self._process.join(END_SECONDS)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bench.peers.pair import Pair, check, load, places
+from bench.peers.pair import Pair, check, load, places, silence
 from bench.remote import State
 
 INSTALL = "pip install mooncake-transfer-engine-non-cuda; Debian: libibverbs1 librdmacm1 libnuma1 libcurl4 liburing2"
@@ -62,7 +62,8 @@ def opened(sizes: list[int]) -> Iterator[Raw]:
 
 def start(state: State, host: str = HOST) -> None:
     """An engine in this process, reached at `host`; its arrays registered."""
-    module = load("mooncake.engine", INSTALL, GLOG_minloglevel="2", MC_LOG_LEVEL="error")
+    module = load("mooncake.engine", INSTALL)
+    silence()
     engine = state["engine"] = module.TransferEngine()
     check(engine.initialize(host, "P2PHANDSHAKE", "tcp", ""), "initialize")
     for address, nbytes in places(state):

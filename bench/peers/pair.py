@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -20,7 +22,7 @@ from bench.remote import Missing, Remote, State
 
 
 class Pair:
-    """A context manager: leaving it ends both processes, however their library takes that."""
+    """A context manager: leaving it kills both processes. They hold nothing; some libraries hang at exit."""
 
     def __init__(self, name: str, sizes: list[int]) -> None:
         self.name = name
@@ -36,8 +38,8 @@ class Pair:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.reader.__exit__(kind, error, trace)
-        self.source.__exit__(kind, error, trace)
+        self.reader.kill()
+        self.source.kill()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -85,6 +87,13 @@ def load(module: str, install: str, **environment: str) -> ModuleType:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:
         raise Missing(f"no {module} ({error}); install: {install}") from error
+
+
+def silence() -> None:
+    """Drop what a library prints while it works. What fails says so by codes and exceptions, which do not pass here."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def check(code: Any, what: str) -> None:

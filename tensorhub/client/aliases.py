@@ -30,12 +30,25 @@ def find(held: Tensors) -> tuple[I64, U64]:
     """(parent, offset): an entry whose bytes lie inside another's, and where. Parents have none; -1 for no parent.
 
     Contiguous tensors nest by their bytes, whatever their dtypes. Strided ones are aliases only when pointer, shape,
-    strides and dtype are all equal.
+    strides and dtype are all equal. Equal addresses of two devices are two places.
     """
     count = len(held.names)
     parent = np.full(count, -1, dtype=np.int64)
     offset = np.zeros(count, dtype=np.uint64)
-    rows = np.flatnonzero(held.is_contiguous & (held.nbytes > 0))
+    for device in _spaces(held):
+        _nest(held, np.flatnonzero(held.is_contiguous & (held.nbytes > 0) & (held.device_of == device)), parent, offset)
+    seen: dict[tuple[object, ...], int] = {}
+    for i in map(int, np.flatnonzero(~held.is_contiguous & (held.nbytes > 0))):
+        where = (int(held.device_of[i]), int(held.addresses[i]))
+        key = (*where, held.shape(i), held.strides[i], int(held.dtype_of[i]))
+        first = seen.setdefault(key, i)
+        if first != i:
+            parent[i] = first
+    return parent, offset
+
+
+def _nest(held: Tensors, rows: I64, parent: I64, offset: U64) -> None:
+    """Fill in `parent` and `offset` of these contiguous entries of one address space."""
     start, size = held.addresses[rows], held.nbytes[rows]
     # The larger first among equal starts, then by name: a parent precedes all that it holds.
     order = np.lexsort((np.iinfo(np.int64).max - size.astype(np.int64), start))
@@ -47,18 +60,25 @@ def find(held: Tensors) -> tuple[I64, U64]:
     is_held = ~is_parent
     parent[rows[is_held]] = rows[holder[is_held]]
     offset[rows[is_held]] = start[is_held] - start[holder[is_held]]
-    seen: dict[tuple[object, ...], int] = {}
-    for i in map(int, np.flatnonzero(~held.is_contiguous & (held.nbytes > 0))):
-        key = (int(held.addresses[i]), held.shape(i), held.strides[i], int(held.dtype_of[i]))
-        first = seen.setdefault(key, i)
-        if first != i:
-            parent[i] = first
-    return parent, offset
+
+
+def _spaces(held: Tensors) -> list[int]:
+    """The address spaces of these tensors: host memory and devices, as `Tensors.device_of` counts them."""
+    return [int(device) for device in np.unique(held.device_of)]
 
 
 def overlaps(held: Tensors, parent: I64) -> list[str]:
     """Why some of these tensors cannot be written independently: every overlap that is no alias, by name."""
-    rows = np.flatnonzero((parent < 0) & (held.nbytes > 0))
+    whole = (parent < 0) & (held.nbytes > 0)
+    return [
+        problem
+        for device in _spaces(held)
+        for problem in _overlaps_of(held, np.flatnonzero(whole & (held.device_of == device)))
+    ]
+
+
+def _overlaps_of(held: Tensors, rows: I64) -> list[str]:
+    """The same of entries in one address space."""
     strided = [int(i) for i in rows[~held.is_contiguous[rows]]]
     spans = {i: span_bytes(held, i) for i in strided}
     found = [
@@ -87,7 +107,8 @@ def read_only(held: Tensors) -> list[str]:
     Only what the map shows as such counts: it is no snapshot, and may miss what changes while it is read.
     """
     starts, ends = _unwritable_mappings(MAPS.read_bytes())
-    rows = np.flatnonzero(held.nbytes > 0)
+    # Drivers reserve the addresses of devices here as mappings that nobody may touch.
+    rows = np.flatnonzero((held.nbytes > 0) & (held.device_of < 0))
     size = held.nbytes[rows].copy()
     for k in map(int, np.flatnonzero(~held.is_contiguous[rows])):
         size[k] = span_bytes(held, int(rows[k]))

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tensorhub.errors import Where
 from tensorhub.pipeline.counter import Span
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
+
+if TYPE_CHECKING:
+    from tensorhub.client.on_device import OnDevice
 
 
 class Buffers(Protocol):
@@ -38,6 +41,11 @@ class Buffers(Protocol):
     @property
     def staged_bytes(self) -> int:
         """Bytes of staging memory held beside the tensors themselves."""
+        ...
+
+    @property
+    def on_device(self) -> OnDevice | None:
+        """What of it lies on devices, and the copies to make; None when all is host memory."""
         ...
 
     def counters(self) -> list[int | None]:
@@ -72,7 +80,14 @@ class Buffers(Protocol):
         ...
 
     def install(self) -> None:
-        """Bring what landed in staging memory to the tensors: scatter, copies of tied names. `check_in_place` first."""
+        """Bring what landed in staging memory to the tensors: scatter, copies of tied names. `check_in_place` first.
+
+        What lies on devices gets its bytes from `OnDevice.delivery`, after this.
+        """
+        ...
+
+    def staged(self) -> Buffers:
+        """The same tensors with nothing read on devices: for engines that refuse such memory after all."""
         ...
 
     def adopt(self, theirs: Manifest, where: Where) -> Buffers:
@@ -99,5 +114,8 @@ class Selection(Protocol):
     def wanted(self) -> Sequence[Span]:
         """Spans of chunks to pull, in stream order."""
         ...
+
+    @property
+    def on_device(self) -> OnDevice | None: ...
 
     def install(self) -> None: ...

@@ -1,13 +1,14 @@
 """How registered tensors meet a version's stream: runs where their own memory can be read, staging where it cannot.
 
-Decides what is staged: tiny tensors, side by side in one segment, and strided tensors whose contiguous runs are too
-short to move one by one. It never decides when to copy; `BufferSet.stage` and `BufferSet.install` do.
+Decides what is staged: tiny tensors, side by side in one segment, strided tensors whose contiguous runs are too short
+to move one by one, and what lies on devices that not every engine reads. It never decides when to copy;
+`BufferSet.stage`, `BufferSet.install` and `on_device.py` do.
 
-    stream     | tiny segment   | large, contiguous | large, rows >= RUN_BYTES_MIN | large, finer strides |
-                     |                  |              |     |     |                     |
-    memory       staging (16-byte     tensor          run   run   run                 staging
-                 aligned, zeros       itself          of the tensor                   (row-major)
-                 between)
+    stream     | tiny segment   | large, contiguous | large, rows >= RUN_BYTES_MIN | large, finer strides | large,
+                     |                  |              |     |     |                     |          on a device
+    memory       staging (16-byte     tensor          run   run   run                 staging       pinned staging,
+                 aligned, zeros       itself          of the tensor                   (row-major)   or the tensor
+                 between)                                                                           itself
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from tensorhub.client.aliases import I64, grid
+from tensorhub.client.devices import Device, Pair
+from tensorhub.client.moves import Moves
+from tensorhub.client.on_device import Lanes, OnDevice, Piece, Tiny
 from tensorhub.client.tensors import Tensors
-from tensorhub.native import copy_ranges, differing
 from tensorhub.pipeline.counter import Span
 from tensorhub.pipeline.manifest import TINY_BYTES, Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
@@ -32,32 +35,10 @@ RUN_BYTES_MIN = 4096
 #: Staged tensors start on a cache line of their own, so that copies into them are aligned.
 AREA_ALIGN_BYTES = 64
 
-#: (a tensor's elements where they lie, the same elements row-major in staging), both as plain integers.
-Pair = tuple[torch.Tensor, torch.Tensor]
 #: Columns (stream offsets, addresses, nbytes).
 Run = tuple[U64, U64, U64]
 #: (stream offset, offset in the staging buffer, nbytes).
 Staged = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moves:
-    """Copies within this process: `nbytes[i]` bytes from `sources[i]` to `destinations[i]`; no two overlap."""
-
-    sources: U64
-    destinations: U64
-    nbytes: U64
-
-    def run(self) -> None:
-        if len(self.nbytes):
-            copy_ranges(self.sources, self.destinations, self.nbytes)
-
-    def differing(self) -> NDArray[np.int64]:
-        """Indices of the moves whose two places hold different bytes."""
-        return differing(self.sources, self.destinations, self.nbytes)
-
-    def back(self) -> Moves:
-        return Moves(self.destinations, self.sources, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,37 +59,57 @@ class Placement:
     strided: list[Pair]
     #: Install only: strided tensors that need a fill.
     strided_fills: list[Pair]
+    #: What lies on devices, or None.
+    on_device: OnDevice | None
 
 
-def place(held: Tensors, mine: Manifest, theirs: Manifest, rows: I64) -> Placement:
+def place(
+    held: Tensors, mine: Manifest, theirs: Manifest, rows: I64, lanes: Lanes, direct: frozenset[str]
+) -> Placement:
     """Map the tensors onto the stream of `theirs`, of which `mine` is the manifest in this memory.
 
     `rows` says for each entry of `theirs` which tensor takes it, -1 for none: then only chunks that hold bytes of
-    taken entries are covered. Expects manifests that `plan.check_compatible` has passed.
+    taken entries are covered. Expects manifests that `plan.check_compatible` has passed. `direct` are the kinds of
+    device memory that every engine reads; `devices.Unpinnable` when staging for the others cannot be had.
     """
+    with torch.inference_mode(False), torch.no_grad():  # what is made here is written to under either mode
+        return _place(held, mine, theirs, rows, lanes, direct)
+
+
+def _place(
+    held: Tensors, mine: Manifest, theirs: Manifest, rows: I64, lanes: Lanes, direct: frozenset[str]
+) -> Placement:
     wanted = _wanted(theirs, rows)
     covered = _chunks_of(wanted)
     is_large = theirs.nbytes[theirs.own] > TINY_BYTES
     large, tiny = theirs.own[is_large], theirs.own[~is_large]
-    large_plain, large_strided = _taken(held, rows, large)
-    tiny_plain, tiny_strided = _taken(held, rows, tiny)
-    apart_plain, apart_strided = _taken(held, rows, _apart(mine, theirs, rows))
+    apart = _apart(mine, theirs, rows)
+    large_plain, large_strided, large_far = _taken(held, rows, large)
+    tiny_plain, tiny_strided, tiny_far = _taken(held, rows, tiny)
+    apart_plain, apart_strided, apart_far = _taken(held, rows, apart)
+    in_place = _in_place(held, theirs, rows, large_far, apart, direct)
+    large_far = np.setdiff1d(large_far, in_place)
 
     segment = [(start, start, stop - start) for start, stop in _spans_within(theirs, covered, 0, theirs.tiny_bytes)]
     areas = _Areas(theirs.tiny_bytes if segment else 0)
     runs, staged, pairs = _strided(held, theirs, rows, large_strided, areas)
+    far = {int(i): areas.take(int(theirs.nbytes[i])) for i in large_far}
+    staged += [(int(theirs.stream_offset[i]), area, int(theirs.nbytes[i])) for i, area in far.items()]
     staged += segment + _borrowed(theirs, large[rows[large] < 0], covered, areas)
     pairs += [(int(rows[i]), int(theirs.stream_offset[i])) for i in tiny_strided]
-    filled = [(int(rows[i]), areas.take(int(theirs.nbytes[i]))) for i in apart_strided]
+    filled = [(int(rows[i]), areas.take(int(theirs.nbytes[i]))) for i in [*apart_strided, *apart_far]]
+    packs = [(areas.take(int(theirs.nbytes[entries].sum())), entries) for entries in _by_device(held, rows, tiny_far)]
 
-    staging = torch.empty(areas.nbytes, dtype=torch.uint8, device="cpu")
+    staging = _staging(areas.nbytes, held.devices)
     staging[: theirs.tiny_bytes].zero_()  # the padding between tiny tensors is part of the version
     base = np.uint64(staging.data_ptr())
     offsets, places, sizes = np.array(staged, dtype=np.uint64).reshape(-1, 3).T
     runs.append((offsets, base + places, sizes))
-    runs.append((theirs.stream_offset[large_plain], held.addresses[rows[large_plain]], theirs.nbytes[large_plain]))
+    for entries in (large_plain, in_place):
+        runs.append((theirs.stream_offset[entries], held.addresses[rows[entries]], theirs.nbytes[entries]))
     memory = _in_stream_order(runs)
     filled_areas = base + np.array([area for _, area in filled], dtype=np.uint64)
+    fill_pairs = [(row, _pair(held, row, staging, area)) for row, area in filled]
     return Placement(
         memory,
         wanted,
@@ -118,11 +119,23 @@ def place(held: Tensors, mine: Manifest, theirs: Manifest, rows: I64) -> Placeme
         _fills(
             memory,
             theirs,
-            np.concatenate((apart_plain, apart_strided)),
+            np.concatenate((apart_plain, apart_strided, apart_far)),
             np.concatenate((held.addresses[rows[apart_plain]], filled_areas)),
         ),
-        [_pair(held.tensors[row], staging, area) for row, area in pairs],
-        [_pair(held.tensors[row], staging, area) for row, area in filled],
+        [_pair(held, row, staging, area) for row, area in pairs],
+        [pair for row, pair in fill_pairs if held.device(row) is None],
+        OnDevice(
+            theirs,
+            memory,
+            held.devices,
+            lanes,
+            _pieces(held, theirs, rows, staging, {**far, **dict.fromkeys(in_place.tolist())}),
+            [_tiny(held, rows[entries], staging, area) for area, entries in packs],
+            _tiny_moves(theirs, base, packs),
+            [(device, pair) for row, pair in fill_pairs if (device := held.device(row)) is not None],
+        )
+        if held.devices
+        else None,
     )
 
 
@@ -150,7 +163,14 @@ def raw_view(tensor: torch.Tensor) -> torch.Tensor:
     kind = kinds.get(tensor.itemsize)
     if kind is None:  # complex128: two words per element
         kind, shape, strides, offset = torch.int64, (*shape, 2), (*(2 * s for s in strides), 1), 2 * offset
-    return torch.empty(0, dtype=kind, device="cpu").set_(tensor.untyped_storage(), offset, shape, strides)
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=kind, device=storage.device).set_(storage, offset, shape, strides)
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, in a row. Writes through it do not raise the tensor's `_version`."""
+    storage, offset = tensor.untyped_storage(), tensor.storage_offset() * tensor.itemsize
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (tensor.nbytes,), (1,))
 
 
 class _Areas:
@@ -167,11 +187,65 @@ class _Areas:
         return area
 
 
-def _taken(held: Tensors, rows: I64, entries: I64) -> tuple[I64, I64]:
-    """Of these entries, those that a contiguous tensor takes, and those that a strided one takes."""
+def _taken(held: Tensors, rows: I64, entries: I64) -> tuple[I64, I64, I64]:
+    """Of these entries, those that a contiguous tensor of the host takes, a strided one, and one on a device."""
     entries = entries[rows[entries] >= 0]
-    is_plain = held.is_contiguous[rows[entries]]
-    return entries[is_plain], entries[~is_plain]
+    is_far = held.device_of[rows[entries]] >= 0
+    near, far = entries[~is_far], entries[is_far]
+    is_plain = held.is_contiguous[rows[near]]
+    return near[is_plain], near[~is_plain], far
+
+
+def _in_place(held: Tensors, theirs: Manifest, rows: I64, far: I64, apart: I64, direct: frozenset[str]) -> I64:
+    """Of these large entries on devices, those that engines read where they lie: contiguous, of a kind they all read.
+
+    Not those that others are filled from: a fill reads host memory.
+    """
+    is_direct = np.array([device.kind in direct for device in held.devices], dtype=np.bool_)
+    taken = rows[far]
+    return far[is_direct[held.device_of[taken]] & held.is_contiguous[taken] & ~np.isin(far, theirs.root[apart])]
+
+
+def _by_device(held: Tensors, rows: I64, entries: I64) -> list[I64]:
+    """These entries on devices, those of each device together."""
+    device_of = held.device_of[rows[entries]]
+    return [entries[device_of == device] for device in np.unique(device_of)]
+
+
+def _staging(nbytes: int, devices: Sequence[Device]) -> torch.Tensor:
+    """Host memory; if there are devices, pinned for those of their kind."""
+    return devices[0].pin(nbytes) if devices else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def _pieces(
+    held: Tensors, theirs: Manifest, rows: I64, staging: torch.Tensor, areas: dict[int, int | None]
+) -> list[Piece]:
+    """Large entries on devices with their areas, None for those that are read in place, in the order of the stream."""
+    found: list[Piece] = []
+    for entry, area in sorted(areas.items(), key=lambda item: int(theirs.stream_offset[item[0]])):
+        row, start = int(rows[entry]), int(theirs.stream_offset[entry])
+        device = held.devices[int(held.device_of[row])]
+        raw, staged = (_raw(held, row), None) if area is None else _pair(held, row, staging, area)
+        found.append(Piece(start, start + int(theirs.nbytes[entry]), device, raw, staged))
+    return found
+
+
+def _tiny(held: Tensors, rows: I64, staging: torch.Tensor, area: int) -> Tiny:
+    raws = [_raw(held, int(row)) for row in rows]
+    nbytes = sum(raw.nbytes for raw in raws)
+    return Tiny(held.devices[int(held.device_of[rows[0]])], raws, staging[area : area + nbytes])
+
+
+def _tiny_moves(theirs: Manifest, base: np.uint64, packs: Sequence[tuple[int, I64]]) -> Moves:
+    """From tiny entries that lie side by side in areas to their places in the tiny segment."""
+    empty = np.zeros(0, dtype=np.uint64)
+    sources, destinations, nbytes = [empty], [empty], [empty]
+    for area, entries in packs:
+        sizes = theirs.nbytes[entries]
+        sources.append(base + np.uint64(area) + np.cumsum(sizes, dtype=np.uint64) - sizes)
+        destinations.append(base + theirs.stream_offset[entries])
+        nbytes.append(sizes)
+    return Moves(np.concatenate(sources), np.concatenate(destinations), np.concatenate(nbytes))
 
 
 def _strided(
@@ -205,9 +279,14 @@ def _borrowed(theirs: Manifest, entries: I64, covered: I64, areas: _Areas) -> li
     return staged
 
 
-def _pair(tensor: torch.Tensor, staging: torch.Tensor, area: int) -> Pair:
-    raw = raw_view(tensor)
-    return raw, staging[area : area + tensor.nbytes].view(raw.dtype).view(raw.shape)
+def _raw(held: Tensors, row: int) -> torch.Tensor:
+    """A tensor's elements where they lie: bytes in a row where it is contiguous."""
+    return raw_bytes(held.tensors[row]) if held.is_contiguous[row] else raw_view(held.tensors[row])
+
+
+def _pair(held: Tensors, row: int, staging: torch.Tensor, area: int) -> Pair:
+    raw = _raw(held, row)
+    return raw, staging[area : area + raw.nbytes].view(raw.dtype).view(raw.shape)
 
 
 def _wanted(theirs: Manifest, rows: I64) -> list[Span]:

@@ -18,8 +18,8 @@ import grpc.aio
 
 from tensorhub.addresses import Address
 from tensorhub.errors import BadRequest, Closed, ServerUnavailable
+from tensorhub.wire.grpc_names import ACCEPTED, METHOD
 
-METHOD = "/tensorhub.wire.ReferenceServer/Session"
 #: As in `wire/codec.py`; a test holds them equal.
 FRAME_BYTES_MAX = 16 * 2**20
 #: A connection over which nothing comes for so long is asked whether it lives; the heartbeat notices sooner.
@@ -110,11 +110,12 @@ class Stream:
         await self._channel.close()
 
     async def _accepted(self) -> None:
+        """Returns once the server has taken the stream; raises what its refusal, or its absence, means."""
         try:
-            await self._call.initial_metadata()  # the server sends it at once; nothing when there is no server
+            accepted = ACCEPTED in await self._call.initial_metadata()
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             raise await self._failure(error) from error
-        if self._call.done():
+        if not accepted:
             raise await self._failure(None)
 
     async def _failure(self, error: BaseException | None) -> BaseException:

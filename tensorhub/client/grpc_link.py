@@ -27,6 +27,8 @@ OUTBOX_MAX = 64
 WRITE_S = 10.0
 #: Beats that may go unanswered for so many intervals: a server that is stopped for longer is looked for again.
 BEAT_PATIENCE = 3
+#: But no less than this: two interpreters answer each other, on hosts whose cores may all be busy.
+BEAT_PATIENCE_NS_MIN = 1_000_000_000
 #: The id of every beat: no session counts up to it.
 BEAT_CALL = CALL_ID_MAX
 
@@ -118,7 +120,8 @@ class GrpcLink:
         """A process that beats over a stream of its own."""
         request = encode_call(Call(BEAT_CALL, Beat(SessionId(session))))
         expected = encode_answer(Answer(BEAT_CALL, Ok()))
-        return GrpcHeart(str(self._target), request, expected, interval_ns, BEAT_PATIENCE * interval_ns)
+        patience_ns = max(BEAT_PATIENCE * interval_ns, BEAT_PATIENCE_NS_MIN)
+        return GrpcHeart(str(self._target), request, expected, interval_ns, patience_ns)
 
 
 def grpc_link(address: str) -> GrpcLink:

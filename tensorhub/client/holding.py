@@ -7,6 +7,7 @@ and reused by every version with the same manifest.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,22 @@ import numpy as np
 import xxhash
 
 from tensorhub import native
-from tensorhub.errors import Broken
+from tensorhub.errors import Broken, EngineUnavailable
 from tensorhub.messages import Content, Locator
 from tensorhub.pipeline.exposure import HEADER_BYTES, Exposure, Header, block_bytes
 from tensorhub.pipeline.memory_map import MemoryMap
-from tensorhub.ports import U64, Engine
+from tensorhub.ports import HOST_ONLY, U64, Engine
 from tensorhub.types import NO_GENERATION, Generation, SessionId
 
 if TYPE_CHECKING:
     from tensorhub.client.buffers import Buffers
     from tensorhub.pipeline.manifest import Manifest
+
+
+#: Engines within a host that know addresses of host memory alone: they have no say in whether devices are staged.
+HOST_ADDRESSES_ONLY = ("memory", "local")
+
+_log = logging.getLogger(__name__)
 
 
 class Holding:
@@ -36,7 +43,9 @@ class Holding:
         self.generation = NO_GENERATION
         self.watermark = 0
         self._digests_valid = True
-        self._engines = engines
+        kinds = buffers.on_device.kinds if buffers.on_device is not None else frozenset()
+        #: Those that take every address of the map: no other could bring a reader all bytes.
+        self._engines = taking(engines, kinds)
         self._incarnation = incarnation
         self._chunks = self.manifest.chunks
         self._block = np.zeros(block_bytes(self._chunks), dtype=np.uint8)
@@ -48,7 +57,7 @@ class Holding:
         self._registered: list[tuple[Engine, int, int]] = []
         try:
             for address, nbytes in [*buffers.regions, *(_range(a) for a in (self._block, self._manifest, self._map))]:
-                for engine in engines:
+                for engine in self._engines:
                     engine.register(address, nbytes)
                     self._registered.append((engine, address, nbytes))
         except BaseException:
@@ -105,6 +114,28 @@ class Holding:
             self._incarnation, self.generation, self._chunks, self.watermark, self.manifest.digest, self._digests_valid
         )
         native.store(self._block.ctypes.data, header.pack())
+
+
+def show(buffers: Buffers, engines: Sequence[Engine], incarnation: SessionId) -> Holding:
+    """These buffers, shown; staged in host memory if an engine turns out not to take the device memory they lie in."""
+    try:
+        return Holding(buffers, engines, incarnation)
+    except EngineUnavailable as refusal:
+        if buffers.on_device is None or not buffers.on_device.kinds:
+            raise
+        _log.warning("buffers %r are staged in host memory: %s", buffers.name, refusal.message)
+        return Holding(buffers.staged(), engines, incarnation)
+
+
+def direct_kinds(engines: Sequence[Engine]) -> frozenset[str]:
+    """Kinds of device memory that need no staging: every engine reads them, but for those that know only a host's."""
+    voters = [engine.kinds for engine in engines if engine.name not in HOST_ADDRESSES_ONLY]
+    return frozenset.intersection(*voters) - HOST_ONLY if voters else frozenset()
+
+
+def taking(engines: Sequence[Engine], kinds: frozenset[str]) -> Sequence[Engine]:
+    """The engines that take addresses of these kinds of device memory besides the host's."""
+    return [engine for engine in engines if kinds <= engine.kinds] if kinds else engines
 
 
 def _range(array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> tuple[int, int]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tensorhub.client import ray_runtime
+from tensorhub.client.holding import direct_kinds
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.member import Member
 from tensorhub.client.results import Replication, Transfer
@@ -88,7 +89,9 @@ class Hub:
         from tensorhub.client import registry
 
         check_name("buffers", buffers)
-        fresh = registry.register(tensors, name=buffers, where=self._member.where)
+        fresh = registry.register(
+            tensors, name=buffers, where=self._member.where, direct=direct_kinds(self._member.engines)
+        )
         self._on_loop(_call(lambda: self._member.register(fresh)), CLOSE_S)
 
     def publish(
@@ -109,7 +112,8 @@ class Hub:
         if digest not in ("background", "now", "off"):
             raise BadRequest(f"digest is 'background', 'now' or 'off', not {digest!r}")
         timeout = check_timeout(timeout)
-        self._on_loop(self._member.publish(version, buffers, digest, timeout), timeout)
+        mark = self._member.mark(buffers, gather=True)  # here: a current stream is one of a thread
+        self._on_loop(self._member.publish(version, buffers, digest, timeout, mark), timeout)
 
     def unpublish(self, *, timeout: float = 30.0, abandon: bool = False, buffers: str = DEFAULT_BUFFERS) -> None:
         """Hide, drain, return: now the optimizer may write.
@@ -138,7 +142,8 @@ class Hub:
         """
         selector, timeout = parse_selector(version), check_timeout(timeout)
         names = None if only is None else self._names(only)
-        return self._on_loop(self._member.replicate(selector, buffers, timeout, names), timeout)
+        mark = self._member.mark(buffers, gather=False)
+        return self._on_loop(self._member.replicate(selector, buffers, timeout, names, mark), timeout)
 
     def suspend(self, *, timeout: float = 30.0) -> None:
         """Before an engine frees its weights: leave the source pool, drain, deregister. Use after it is an error."""
@@ -149,7 +154,9 @@ class Hub:
         """After the engine has its weights again, perhaps elsewhere. They hold no version until a fresh replicate."""
         from tensorhub.client import registry
 
-        fresh = registry.register(tensors, name=buffers, where=self._member.where)
+        fresh = registry.register(
+            tensors, name=buffers, where=self._member.where, direct=direct_kinds(self._member.engines)
+        )
         self._on_loop(_call(lambda: self._member.resume([fresh])), CLOSE_S)
 
     # ------------------------------------------------------------ what there is
@@ -172,7 +179,8 @@ class Hub:
 
     @property
     def staged_bytes(self) -> int:
-        """Staging memory held beside the registered tensors, for tiny and strided ones."""
+        """Staging memory held beside the registered tensors: for tiny and strided ones, and for what lies on devices
+        that not every engine reads."""
         return sum(slot.holding.buffers.staged_bytes for slot in self._member.slots.values())
 
     def progress(self, *, buffers: str = DEFAULT_BUFFERS) -> Transfer | None:
@@ -304,10 +312,8 @@ def default_job() -> str:
     named = os.environ.get("TENSORHUB_JOB")
     if named:
         return named
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        return f"ray-{ray.get_runtime_context().get_job_id()}"
-    return "default"
+    ray_job = ray_runtime.job_id()
+    return "default" if ray_job is None else f"ray-{ray_job}"
 
 
 def server_status(

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import tensorhub
-from tensorhub.errors import BadRequest, ServerUnavailable, TensorHubError
-from tensorhub.messages import Answer, Beat, Call, Ok
+from tensorhub.client.frame_link import connection_over, heart_over
+from tensorhub.errors import ServerUnavailable, TensorHubError
 from tensorhub.ports import Connection, Heart
 from tensorhub.transport.route import LOOPBACK
-from tensorhub.types import SessionId
-from tensorhub.wire.codec import CALL_ID_MAX, decode_answer, encode_answer, encode_call
-from tensorhub.wire.frames import FrameReader, frame, write_frames
 from tensorhub.wire.local_place import LOG, START_LOCK, LocalPlace, unlock
 
 #: Between two looks at a socket that is not there yet.
@@ -29,41 +25,8 @@ POLL_S = 0.02
 START_PATIENCE_S = 3.0
 #: For a server that was started to listen, before another is tried.
 START_S = 10.0
-#: Beats that may go unanswered for so many intervals: a server that is stopped for longer is looked for again.
-BEAT_PATIENCE = 3
-#: The id of every beat: no session counts up to it.
-BEAT_CALL = CALL_ID_MAX
-
-
-class LocalConnection:
-    """Frames over one connected socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._frames = FrameReader(reader)
-
-    async def send(self, call: Call) -> None:
-        """`BadRequest` when the call has no bytes; then nothing was sent."""
-        data = encode_call(call)
-        try:
-            await write_frames(self._writer, (data,))
-        except (OSError, TimeoutError) as error:
-            raise ServerUnavailable(f"the local server does not take calls: {_told(error)}") from error
-
-    async def receive(self) -> Answer:
-        """Bounded by the heartbeat: a server that does not answer it has its connections closed by the session."""
-        try:
-            data = await self._frames.next(idle_s=None)
-            if data is None:
-                raise ServerUnavailable("the local server closed the connection")
-            return decode_answer(data)
-        except (OSError, TimeoutError) as error:
-            raise ServerUnavailable(f"the connection to the local server broke: {_told(error)}") from error
-        except BadRequest as error:
-            raise ServerUnavailable(f"what listens at the local server's socket speaks badly: {error}") from error
-
-    async def close(self) -> None:
-        self._writer.transport.abort()  # what is not sent by now nobody waits for
+#: What errors call it.
+SERVER = "the local server"
 
 
 class LocalLink:
@@ -91,17 +54,12 @@ class LocalLink:
 
     async def beat(self, session: bytes, interval_ns: int) -> Heart:
         """A native thread that beats on a connection of its own."""
-        from tensorhub.native import Beat as NativeBeat
-
-        request = frame(encode_call(Call(BEAT_CALL, Beat(SessionId(session)))))
-        expected = frame(encode_answer(Answer(BEAT_CALL, Ok())))
         place = LocalPlace.open(self._name)
         try:
             sock = place.connect()
             if sock is None:
                 raise _unavailable(place, "the local server took no connection for heartbeats")
-            with sock:
-                return NativeBeat(sock.fileno(), request, expected, interval_ns, BEAT_PATIENCE * interval_ns)
+            return heart_over(sock, session, interval_ns)
         except OSError as error:
             raise _unavailable(place, f"no heartbeat could be started: {error}") from error
         finally:
@@ -113,7 +71,7 @@ class LocalLink:
         while True:
             sock = place.connect()
             if sock is not None:
-                return await _connection_over(sock)
+                return await connection_over(sock, SERVER)
             if loop.time() >= start_again:
                 starting = place.lock(START_LOCK)
                 if starting is not None or loop.time() - began > START_PATIENCE_S:
@@ -142,14 +100,6 @@ class LocalLink:
         finally:
             if starting is not None:
                 unlock(starting)
-
-
-async def _connection_over(sock: socket.socket) -> Connection:
-    try:
-        return LocalConnection(*await asyncio.open_unix_connection(sock=sock))
-    except BaseException:
-        sock.close()
-        raise
 
 
 async def _spawn(name: str, place: LocalPlace) -> None:
@@ -184,7 +134,3 @@ def _unavailable(place: LocalPlace, message: str) -> TensorHubError:
     tail = place.log_tail()
     log = f"; its log ({place.path}/{LOG}) ends with:\n{tail}" if tail else f"; it has no log in {place.path}"
     return ServerUnavailable(message + log)
-
-
-def _told(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tensorhub.client.buffers import Buffers
-from tensorhub.client.holding import Holding
+from tensorhub.client.holding import Holding, show
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.publication import Publication
 from tensorhub.client.pull import Pull
@@ -26,6 +27,7 @@ from tensorhub.errors import (
     Closed,
     ContractBroken,
     DrainTimeout,
+    EngineUnavailable,
     NotPublished,
     NotRegistered,
     SeatTaken,
@@ -61,6 +63,9 @@ from tensorhub.types import (
     Version,
     check_version,
 )
+
+if TYPE_CHECKING:
+    from tensorhub.client.on_device import Mark
 
 #: `unpublish(abandon=True)` returns at once: the server hears it, or it hears it later.
 ABANDON_S = 1.0
@@ -128,7 +133,20 @@ class Member:
         if old is not None:
             self._refuse_shown(old, "register again")
             old.holding.close()
-        self.slots[buffers.name] = Slot(buffers, Holding(buffers, self.engines, self.session.id))
+        self.slots[buffers.name] = self._fresh_slot(buffers)
+
+    def _fresh_slot(self, buffers: Buffers) -> Slot:
+        holding = show(buffers, self.engines, self.session.id)
+        return Slot(holding.buffers, holding)
+
+    def mark(self, name: str, *, gather: bool) -> Mark | None:
+        """Where the calling thread's device streams are now; None when those buffers are host memory, or unknown.
+
+        To be called in the user's thread, and handed to `publish` (with `gather`) or `replicate`.
+        """
+        slot = self.slots.get(name)
+        on_device = slot.buffers.on_device if slot is not None else None
+        return on_device.mark(gather=gather) if on_device is not None else None
 
     def slot(self, name: str) -> Slot:
         """The buffer set of that name, usable; or the error that says why not."""
@@ -150,15 +168,15 @@ class Member:
 
     # ------------------------------------------------------------ publish
 
-    async def publish(self, number: int, name: str, digest: str, timeout_s: float) -> None:
+    async def publish(self, number: int, name: str, digest: str, timeout_s: float, mark: Mark | None = None) -> None:
         """Announce in place; digests follow in the background (`digest="background"`), come first ("now"), or never."""
         version = Version(self.lineage, check_version(number))
         with self._exclusive(name, "publish") as slot:
             if self.unsettled:
                 await self.resync(timeout_s)
-            await self._publish(slot, version, digest, timeout_s)
+            await self._publish(slot, version, digest, timeout_s, mark)
 
-    async def _publish(self, slot: Slot, version: Version, digest: str, timeout_s: float) -> None:
+    async def _publish(self, slot: Slot, version: Version, digest: str, timeout_s: float, mark: Mark | None) -> None:
         name = slot.buffers.name
         where = Where(version=str(version)).over(self.where)
         if slot.state in (State.PUBLISHED, State.COMPLETE):
@@ -167,11 +185,12 @@ class Member:
                 where,
             )
         slot.buffers.check_in_place(where)
+        mark = mark if mark is not None else self.mark(name, gather=True)
         if slot.holding.buffers is not slot.buffers:
             # A replicate had adopted another publisher's aliases; what we publish has our own.
             slot.holding.close()
             slot.holding = Holding(slot.buffers, self.engines, self.session.id)
-        publication = Publication(slot.holding, where, self.background, slot.buffers.counters())
+        publication = Publication(slot.holding, where, self.background, slot.buffers.counters(), mark)
         slot.buffers.snapshot()
         verified = digest != "off"
         slot.holding.end()  # what a replicate with an unknown outcome left
@@ -211,7 +230,7 @@ class Member:
                 return
             await self.session.call(Seal(self.seat, publication.holding.generation, root), timeout_s)
             slot.root = root
-        except ContractBroken:
+        except (ContractBroken, EngineUnavailable):
             await self._withdraw_quietly(slot)
         except VersionConflict as conflict:
             publication.broken = publication.broken or conflict
@@ -281,7 +300,7 @@ class Member:
         if publication.broken is None:
             with suppress(ContractBroken):
                 publication.check()
-        if isinstance(publication.broken, VersionConflict):
+        if isinstance(publication.broken, (VersionConflict, EngineUnavailable)):
             raise publication.broken.at(where)
         if publication.broken is not None:
             who = f"; it was read by {', '.join(readers)}" if readers else "; nobody read it"
@@ -290,7 +309,12 @@ class Member:
     # ------------------------------------------------------------ replicate
 
     async def replicate(
-        self, selector: Selector, name: str, timeout_s: float, only: Sequence[str] | None
+        self,
+        selector: Selector,
+        name: str,
+        timeout_s: float,
+        only: Sequence[str] | None,
+        mark: Mark | None = None,
     ) -> Replication:
         """Pull a version into the registered tensors, then serve it. See `client/pull.py`."""
         with self._exclusive(name, "replicate") as slot:
@@ -308,7 +332,8 @@ class Member:
                 # Written to since: it is that version no more, whatever the server says, and nobody may read it.
                 await self._withdraw_quietly(slot)
                 await self._take_back(slot)
-            return await Pull(self, slot, selector, timeout_s, only).run()
+            mark = mark if mark is not None else self.mark(name, gather=False)
+            return await Pull(self, slot, selector, timeout_s, only, mark).run()
 
     # ------------------------------------------------------------ suspend, close
 
@@ -329,7 +354,7 @@ class Member:
         if missing:
             raise NotRegistered(f"resume() needs tensors for buffers {', '.join(sorted(missing))}", self.where)
         for fresh in buffers:
-            self.slots[fresh.name] = Slot(fresh, Holding(fresh, self.engines, self.session.id))
+            self.slots[fresh.name] = self._fresh_slot(fresh)
 
     async def close(self, timeout_s: float) -> None:
         """Give up the seat: readers go elsewhere. Idempotent; never raises for a server that is away."""

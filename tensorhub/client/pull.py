@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tensorhub.client.arrival import Arrival
 from tensorhub.client.holding import Holding
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.results import PHASES, Replication, Transfer
@@ -45,6 +46,7 @@ from tensorhub.types import UNVERIFIED, Generation, Selector, Version
 if TYPE_CHECKING:
     from tensorhub.client.buffers import Buffers, Selection
     from tensorhub.client.member import Member
+    from tensorhub.client.on_device import Mark
     from tensorhub.client.slot import Slot
 
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
@@ -58,7 +60,13 @@ class Pull:
     """A single use object: `run()` once."""
 
     def __init__(
-        self, member: Member, slot: Slot, selector: Selector, timeout_s: float, only: Sequence[str] | None
+        self,
+        member: Member,
+        slot: Slot,
+        selector: Selector,
+        timeout_s: float,
+        only: Sequence[str] | None,
+        streams: Mark | None = None,
     ) -> None:
         self._member = member
         self._slot = slot
@@ -70,7 +78,12 @@ class Pull:
         self._deadline = self._began + timeout_s
         self._generation = Generation(member.fresh())
         self._transaction = Transaction(member, slot, self._left_s)
-        self._sources = Sources(member, self._generation, self._left_s)
+        on_device = slot.buffers.on_device
+        kinds = on_device.kinds if on_device is not None else frozenset()
+        self._sources = Sources(member, self._generation, self._left_s, kinds)
+        #: Where the caller's streams were when it called.
+        self._streams = streams
+        self._arrival: Arrival | None = None
         self._phases = dict.fromkeys(PHASES, 0.0)
         #: What the server has heard of how we read.
         self._told = ""
@@ -143,7 +156,9 @@ class Pull:
             )
             await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
         self._lap("register")
-        filling = self._filling = self._make_filling(grant, target)
+        arrival = self._arrival = Arrival(target.on_device, self._streams, self._member.offload, self._left_s)
+        await arrival.begin()
+        filling = self._filling = self._make_filling(grant, target, arrival)
         await self._fill(source, filling)
         self._lap("transfer")
         self._phases["transfer"] -= filling.confirm_s
@@ -153,6 +168,7 @@ class Pull:
             root = root_digest(target.manifest.digest, filling.digests)
             self._lap("verify")
         await self._member.offload.run(target.install)
+        await arrival.finish()
         self._lap("install")
         await self._transaction.commit(grant.version, self._generation, root, self._bytes_done)
         self._lap("wait")
@@ -216,17 +232,24 @@ class Pull:
 
     # ------------------------------------------------------------ transfer
 
-    def _make_filling(self, grant: Granted, target: Buffers | Selection) -> Filling:
+    def _make_filling(self, grant: Granted, target: Buffers | Selection, arrival: Arrival) -> Filling:
         manifest, whole = target.manifest, self._only is None
         holding = self._slot.holding
+
+        def raise_to(watermark: int) -> None:
+            if whole:  # a subset never serves
+                holding.raise_to(watermark)
+            arrival.reach(watermark)
+
         return Filling(
             manifest,
             target.memory,
             holding.digests if whole else np.zeros(manifest.chunks, dtype=np.uint64),
             Counter(manifest.chunk_ends, None if whole else target.wanted),  # type: ignore[union-attr]
-            holding.raise_to if whole else _nothing,
+            raise_to,
             self._fence,
             grant.content.verified,
+            arrival.digest_landed,
             stall_s=self._member.stall_s,
         )
 
@@ -312,6 +335,8 @@ class Pull:
 
     async def _fail(self, failure: BaseException) -> None:
         """Make the failure true everywhere: nothing torn is served, the group knows, the next call starts afresh."""
+        if self._arrival is not None:
+            await self._arrival.close()
         if self._written:
             self._slot.holding.end()
             self._slot.tear()
@@ -367,7 +392,3 @@ async def _read(source: Source, filling: Filling) -> None:
         filling.note_silence(began)
         raise
     await filling.read_from(source, source_map)
-
-
-def _nothing(watermark: int) -> None:
-    """A subset shows no watermark: it never serves."""

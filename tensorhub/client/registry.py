@@ -16,10 +16,13 @@ import numpy as np
 import torch
 
 from tensorhub.client import aliases
+from tensorhub.client.aliases import I64
 from tensorhub.client.compaction import Placement, place
+from tensorhub.client.devices import Unpinnable
+from tensorhub.client.on_device import Lanes, OnDevice
 from tensorhub.client.tensors import Tensors, read
 from tensorhub.errors import ContractBroken, LayoutMismatch, UnsupportedTensor, Where
-from tensorhub.pipeline.columns import Columns
+from tensorhub.pipeline.columns import Columns, listed
 from tensorhub.pipeline.counter import Span
 from tensorhub.pipeline.manifest import TINY_BYTES, Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
@@ -34,8 +37,6 @@ class BufferSet:
     manifest: Manifest
     #: In order of name; after `subset` only those selected.
     tensors: list[torch.Tensor]
-    #: Where each of `tensors` lies, as torch names devices.
-    devices: list[str]
     held: Tensors
     #: What the tensors are in this memory: the manifest of their registration.
     mine: Manifest
@@ -44,6 +45,10 @@ class BufferSet:
     #: stays mapped even when a tensor is given other memory meanwhile (`.data = `). Tiny ones are touched at snapshot
     #: and install only.
     storages: dict[int, torch.UntypedStorage]
+    #: The streams on which all copies of these tensors are made.
+    lanes: Lanes
+    #: Kinds of device memory that every engine reads: such tensors are not staged.
+    direct: frozenset[str]
 
     @property
     def memory(self) -> MemoryMap:
@@ -53,6 +58,11 @@ class BufferSet:
     def staged_bytes(self) -> int:
         """Memory that staging takes beside the tensors."""
         return self.placement.staging.nbytes
+
+    @property
+    def on_device(self) -> OnDevice | None:
+        """What lies on devices, and how it is copied; None when all is host memory."""
+        return self.placement.on_device
 
     @property
     def wanted(self) -> list[Span]:
@@ -66,7 +76,7 @@ class BufferSet:
         return [(int(starts[first]), int(ends[stop - 1])) for first, stop in self.wanted]
 
     def counters(self) -> list[int | None]:
-        """Torch's `_version` of each tensor that is not snapshotted; None for those made in inference mode."""
+        """Torch's `_version` of each tensor that is not compared by bytes; None for those made in inference mode."""
         tensors = self.held.tensors
         try:
             return [tensors[i]._version for i in self._counted]
@@ -123,11 +133,14 @@ class BufferSet:
     def install(self) -> None:
         """Copy staging memory to the tensors it stands for, and fill aliases that are separate here: after the last
         verified byte. Like every byte that lands, this is no write that torch counts in `_version`.
+        What lies on devices gets its bytes from `OnDevice.delivery`, after this.
 
         `ContractBroken`, before anything is written, when a tensor was given other memory during the pull."""
         self.check_in_place(Where())
         self.placement.fills.run()
         self.placement.tiny.back().run()
+        if self.on_device is not None:
+            self.on_device.tiny_moves.back().run()
         for raw, area in self.placement.strided + self.placement.strided_fills:
             raw.copy_(area)
 
@@ -148,8 +161,15 @@ class BufferSet:
         self.check_writable(where)
         if theirs.digest == self.manifest.digest:
             return self
-        rows = np.arange(len(theirs.names))
-        return replace(self, manifest=theirs, placement=place(self.held, self.mine, theirs, rows))
+        return self._placed(theirs, np.arange(len(theirs.names)), self.direct, where)
+
+    def staged(self) -> BufferSet:
+        """The same tensors with nothing read on devices: all of it goes through staging memory."""
+        return self._placed(self.manifest, np.arange(len(self.manifest.names)), frozenset(), Where())
+
+    def _placed(self, theirs: Manifest, rows: I64, direct: frozenset[str], where: Where) -> BufferSet:
+        placement = _place(self.held, self.mine, theirs, rows, self.lanes, direct, where)
+        return replace(self, manifest=theirs, placement=placement, direct=direct)
 
     def subset(self, names: Collection[str], theirs: Manifest, where: Where) -> BufferSet:
         """A destination of exactly these tensors. `wanted` and `spans` say what to pull; nothing else is written.
@@ -164,23 +184,21 @@ class BufferSet:
         rows = np.full(len(theirs.names), -1, dtype=np.int64)
         selected = sorted(self.mine.index[name] for name in names)
         rows[[theirs.index[self.mine.names[i]] for i in selected]] = selected
-        return replace(
-            self,
-            manifest=theirs,
-            tensors=[self.held.tensors[i] for i in selected],
-            devices=[self.held.devices[i] for i in selected],
-            placement=place(self.held, self.mine, theirs, rows),
-        )
+        placed = self._placed(theirs, rows, self.direct, where)
+        return replace(placed, tensors=[self.held.tensors[i] for i in selected])
 
     @cached_property
     def regions(self) -> list[tuple[int, int]]:
         """(address, nbytes) to register with engines: each allocation once, and the staging buffer; none is empty.
 
-        Tiny tensors are served from staging and need none. Storages that overlap, as two views made from one foreign
-        pointer do, are joined; neighbours are not, for they may be freed one by one.
+        Tiny tensors, and those on devices that not every engine reads, are served from staging and need none. Storages
+        that overlap, as two views made from one foreign pointer do, are joined; neighbours are not, for they may be
+        freed one by one.
         """
         found = [(self.placement.staging.data_ptr(), self.placement.staging.nbytes)]
-        for i in np.flatnonzero((self.mine.parent < 0) & (self.mine.nbytes > TINY_BYTES)):
+        is_read = np.array([device.kind in self.direct for device in self.held.devices] + [True])  # [-1] is the host's
+        is_large = (self.mine.parent < 0) & (self.mine.nbytes > TINY_BYTES)
+        for i in np.flatnonzero(is_large & is_read[self.held.device_of]):
             storage = self.storages[int(i)]
             found.append((storage.data_ptr(), storage.nbytes()))
         joined: list[tuple[int, int]] = []
@@ -208,9 +226,13 @@ class BufferSet:
 
     @cached_property
     def _counted(self) -> list[int]:
-        """Rows whose writes torch's counters must tell: all but those that are tiny, or parts of tiny ones."""
+        """Rows whose writes torch's counters must tell: all but those that are tiny, or parts of tiny ones.
+
+        Of those only the ones in host memory: to compare what lies on a device, one would have to wait for it.
+        """
         root = self.mine.root
-        is_tiny = (self.held.nbytes[root] <= TINY_BYTES) & self.held.is_contiguous[root] & self.held.is_contiguous
+        is_tiny = self.held.device_of < 0
+        is_tiny &= (self.held.nbytes[root] <= TINY_BYTES) & self.held.is_contiguous[root] & self.held.is_contiguous
         return [int(row) for row in np.flatnonzero(~is_tiny)]
 
     def _has_form(self, row: int) -> bool:
@@ -220,8 +242,13 @@ class BufferSet:
         return is_same and tensor.shape == self.held.shape(row)
 
 
-def register(tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: Where) -> BufferSet:
-    """The buffer set of these tensors. `UnsupportedTensor` names every tensor that has no bytes to move, and why."""
+def register(
+    tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: Where, direct: frozenset[str] = frozenset()
+) -> BufferSet:
+    """The buffer set of these tensors. `UnsupportedTensor` names every tensor that has no bytes to move, and why.
+
+    `direct` are the kinds of device memory that every engine reads; tensors in other device memory are staged.
+    """
     held = read(tensors, where)
     parent, offset = aliases.find(held)
     columns = Columns(held.names, held.dtypes, held.dtype_of, held.shapes, held.shape_of, held.nbytes, parent, offset)
@@ -231,5 +258,21 @@ def register(tensors: Mapping[Any, Any] | torch.nn.Module, *, name: str, where: 
         raise UnsupportedTensor(error.message, where) from None
     rows = np.arange(len(held.names))
     storages = {int(i): held.tensors[i].untyped_storage() for i in np.flatnonzero(held.nbytes > TINY_BYTES)}
-    placement = place(held, manifest, manifest, rows)
-    return BufferSet(name, manifest, held.tensors, held.devices, held, manifest, placement, storages)
+    lanes = Lanes()
+    placement = _place(held, manifest, manifest, rows, lanes, direct, where)
+    return BufferSet(name, manifest, held.tensors, held, manifest, placement, storages, lanes, direct)
+
+
+def _place(
+    held: Tensors, mine: Manifest, theirs: Manifest, rows: I64, lanes: Lanes, direct: frozenset[str], where: Where
+) -> Placement:
+    """`place`, or `UnsupportedTensor` naming the tensors that cannot be staged."""
+    try:
+        return place(held, mine, theirs, rows, lanes, direct)
+    except Unpinnable as error:
+        names = [held.names[i] for i in np.flatnonzero(held.device_of >= 0)]
+        raise UnsupportedTensor(
+            f"{listed(names)} on {', '.join(device.name for device in held.devices)} cannot be staged: no {error}; "
+            "free host memory, raise `ulimit -l`, or use an engine that reads devices",
+            Where(tensor=names[0]).over(where),
+        ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tensorhub.client.holding import taking
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.results import SourceUse
 from tensorhub.errors import Broken, EngineUnavailable, TensorHubError, VersionUnavailable
@@ -29,8 +30,12 @@ REROUTES_MAX = 32
 class Sources:
     """All sources of the filling `generation`, in the order in which they were granted."""
 
-    def __init__(self, member: Member, generation: Generation, left_s: Callable[[], float]) -> None:
+    def __init__(
+        self, member: Member, generation: Generation, left_s: Callable[[], float], kinds: frozenset[str]
+    ) -> None:
         self._member = member
+        #: Kinds of device memory that the destination has addresses of.
+        self._kinds = kinds
         self._generation = generation
         self._left_s = left_s
         self._tried: list[str] = []
@@ -74,7 +79,7 @@ class Sources:
             self.uses[-1] = SourceUse(last.replica, last.shard, last.nbytes + nbytes, last.engine, last.reason)
 
     def _choose(self, grant: Granted) -> Choice:
-        engines = self._member.engines
+        engines = taking(self._member.engines, self._kinds)
         failed = self._failed.get(grant.source.generation)
         return choose(engines, grant.source.locators, [engine.name for engine in engines], failed)
 

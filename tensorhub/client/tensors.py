@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from tensorhub.client.devices import Device, Unreachable, device_of
 from tensorhub.errors import UnsupportedTensor, UsageError, Where
 from tensorhub.pipeline.columns import NAME_SHOWN_MAX, is_rising, listed, numel_of, short
 from tensorhub.ports import U64
@@ -43,11 +44,17 @@ class Tensors:
     is_contiguous: NDArray[np.bool_]
     #: {row: strides}, in elements, of the tensors that are not contiguous.
     strides: dict[int, tuple[int, ...]]
-    #: Where each tensor lies. Host memory only: what lies elsewhere is refused until an engine reads it.
-    devices: list[str]
+    #: Distinct devices, and which one each tensor lies on; -1 for host memory.
+    devices: list[Device]
+    device_of: NDArray[np.int64]
 
     def shape(self, row: int) -> tuple[int, ...]:
         return self.shapes[int(self.shape_of[row])]
+
+    def device(self, row: int) -> Device | None:
+        """Where a tensor lies; None for host memory."""
+        device = int(self.device_of[row])
+        return self.devices[device] if device >= 0 else None
 
 
 def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
@@ -61,7 +68,7 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
             raise UnsupportedTensor(f"names that are equal as text: {listed(twice)}", _at(where, twice[0]))
     try:
         return _columns(names, tensors)
-    except (RuntimeError, _SuspectError):
+    except (RuntimeError, _SuspectError, Unreachable):
         # Layouts without one block of memory raise on access; only now is every tensor asked what it is.
         raise _refusal(names, tensors, where) from None
 
@@ -84,6 +91,7 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
         raise _SuspectError
     pointers, shape_of, dtype_of = array("Q"), array("q"), array("q")
     strided: list[int] = []
+    elsewhere: list[int] = []
     shapes: defaultdict[torch.Size, int] = defaultdict(itertools.count().__next__)
     dtypes: defaultdict[torch.dtype, int] = defaultdict(itertools.count().__next__)
     # One pass that asks each tensor everything while it is in the core's cache: twice as fast as a pass per column.
@@ -95,7 +103,7 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
         if not tensor.is_contiguous():
             strided.append(len(pointers) - 1)
         if not tensor.is_cpu:
-            raise _SuspectError
+            elsewhere.append(len(pointers) - 1)
     if any(dtype.is_complex for dtype in dtypes) and any(t.is_conj() for t in tensors):
         raise _SuspectError
     if any(map(_is_quantized, dtypes)):
@@ -119,6 +127,7 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
     is_contiguous = np.ones(len(names), dtype=np.bool_)
     is_contiguous[strided] = False
     is_contiguous = is_contiguous[place]
+    found, lies_on = _devices(tensors, elsewhere)
     tensors = list(map(tensors.__getitem__, order))
     return Tensors(
         list(map(names.__getitem__, order)),
@@ -131,8 +140,32 @@ def _columns(names: list[str], tensors: list[torch.Tensor]) -> Tensors:
         form,
         is_contiguous,
         {i: tensors[i].stride() for i in map(int, np.flatnonzero(~is_contiguous))},
-        ["cpu"] * len(tensors),
+        found,
+        lies_on[place],
     )
+
+
+def _devices(tensors: list[torch.Tensor], elsewhere: list[int]) -> tuple[list[Device], NDArray[np.int64]]:
+    """(distinct devices, which one each tensor lies on) of tensors of which those `elsewhere` are not on the host."""
+    found: list[Device] = []
+    lies_on = np.full(len(tensors), -1, dtype=np.int64)
+    for i in elsewhere:
+        device = device_of(tensors[i])
+        if device is None:
+            raise _SuspectError
+        if device not in found:
+            found.append(device)
+        lies_on[i] = found.index(device)
+    return found, lies_on
+
+
+def _place_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor's memory cannot be reached."""
+    try:
+        device_of(tensor)
+    except Unreachable as error:
+        return f"on {tensor.device}: {error}"
+    return None
 
 
 def _refusal(names: list[str], tensors: list[Any], where: Where) -> UnsupportedTensor:
@@ -164,16 +197,14 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
             "quantized, with scales that are no bytes of it; register `.int_repr()` and the scales",
         ),
         (tensor.is_meta, "on the meta device: it has no bytes"),
-        (
-            tensor.device.type != "cpu",
-            f"on {tensor.device}: device memory needs an engine that reads it, and there is none yet",
-        ),
         (tensor.is_conj(), "a lazy conjugate, whose bytes are not its values; register `.resolve_conj()`"),
         (tensor.is_neg(), "a lazy negation, whose bytes are not its values; register `.resolve_neg()`"),
     )
     for is_so, problem in facts:
         if is_so:
             return problem
+    if (unreachable := _place_problem(tensor)) is not None:
+        return unreachable
     return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +90,8 @@ class Filling:
     #: Called before each look at the source: raises to make this reader stop (lease lost, transaction aborted).
     fence: Callable[[], None]
     verified: bool
+    #: Writes the digests of chunks [first, stop) that have landed, where the reading engine cannot: on devices.
+    digest_landed: Callable[[int, int, U64], Awaitable[None]] | None = None
     #: Seconds spent in looks that were issued after the last byte.
     confirm_s: float = 0.0
     #: Seconds without progress after which a source is given up.
@@ -176,11 +178,14 @@ class Filling:
         self.digests[first:stop] = 0
         if self.verified:
             reads = _with_digests(reads, source, self.digests, first, stop)
+        chunks = Chunks(firsts, found) if self.verified and self.digest_landed is None else None
         try:
-            await source.engine.read(source.peer, reads, self.stall_s, Chunks(firsts, found) if self.verified else None)
+            await source.engine.read(source.peer, reads, self.stall_s, chunks)
         except SourceFailed:
             self.note_silence(began)
             raise
+        if self.verified and self.digest_landed is not None:
+            await self.digest_landed(first, stop, found)
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)
         self._rate = max(rate, 0.7 * self._rate)  # up at once, down slowly
         wrong = np.flatnonzero(found != self.digests[first:stop])

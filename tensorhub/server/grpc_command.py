@@ -51,14 +51,10 @@ async def run(host: Host, options: argparse.Namespace, *, has_token: bool) -> in
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop, f"signal {number.name}")
-    ready: asyncio.Future[Address] = loop.create_future()
-    ready.add_done_callback(lambda bound: _announce(bound.result(), tls is not None, has_token))
     try:
-        await serve(host, listen, tls, ready=ready)
+        await serve(host, listen, tls, lambda bound: _announce(bound, tls=tls is not None, token=has_token))
     except Broken:
         return 1  # logged with its story by the host
-    finally:
-        ready.cancel()
     _LOG.info("the server has left")
     return 0
 
@@ -73,7 +69,7 @@ def default_listen() -> Address:
     return Address("::", PORT)
 
 
-def _announce(bound: Address, tls: bool, token: bool) -> None:
+def _announce(bound: Address, *, tls: bool, token: bool) -> None:
     """The first line is the address, for people and scripts."""
     sys.stdout.write(f"{'grpcs' if tls else 'grpc'}://{bound}\n")
     sys.stdout.flush()

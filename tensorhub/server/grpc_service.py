@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from tensorhub.messages import Answer, Refused
 from tensorhub.server.host import Door, Host
 from tensorhub.server.settings import SESSIONS_MAX
 from tensorhub.wire.codec import FRAME_BYTES_MAX
-from tensorhub.wire.proto import SERVICE, call_id_of, decode_call, encode_answer
+from tensorhub.wire.grpc_names import ACCEPTED, SERVICE
+from tensorhub.wire.proto import call_id_of, decode_call, encode_answer
 
 try:
     import grpc
@@ -104,11 +105,11 @@ async def serving(host: Host, listen: Address, tls: Tls | None = None) -> AsyncI
         await server.stop(DRAIN_S)
 
 
-async def serve(host: Host, listen: Address, tls: Tls | None = None, *, ready: asyncio.Future[Address]) -> None:
+async def serve(host: Host, listen: Address, tls: Tls | None, ready: Callable[[Address], None]) -> None:
     """Run the host and serve it until it stops; `ready` is told the bound address. `Broken` when the machine broke."""
     broken: Broken | None = None
     async with serving(host, listen, tls) as bound:
-        ready.set_result(bound)
+        ready(bound)
         try:
             await host.run()
         except Broken as error:
@@ -155,7 +156,7 @@ class _Streams:
             door = self._host.open(context.peer())
         except Closed as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
-        await context.send_initial_metadata(())  # the peer's connect waits for it
+        await context.send_initial_metadata(((ACCEPTED, "1"),))  # the peer's connect waits for it
         reading = asyncio.create_task(_read_calls(context, door))
         try:
             while answers := await door.take():

@@ -37,10 +37,17 @@ def _adapted(module: str, name: str) -> Callable[[str], Engine]:
     return lambda host: cast(Engine, getattr(importlib.import_module(f"tensorhub.transport.{module}"), name)(host))
 
 
+def _without_rdma() -> str | None:
+    from tensorhub.transport.mooncake import is_worth_opening
+
+    return None if is_worth_opening() else "without a device for it, other engines are faster"
+
+
 #: Fastest first: the order of "auto".
 _ENGINES: dict[str, Kind] = {
     MemoryEngine.name: Kind(lambda _: MemoryEngine()),
     LocalEngine.name: Kind(lambda _: LocalEngine()),
+    "mooncake": Kind(_adapted("mooncake", "MooncakeEngine"), _without_rdma),
     "tcp": Kind(_adapted("tcp", "TcpEngine")),
 }
 

@@ -36,8 +36,6 @@ Fill = Callable[[Message, Any], None]
 #: The checked value of the field of a message.
 Read = Callable[[Message], object]
 
-SERVICE: str = pb.DESCRIPTOR.services_by_name["ReferenceServer"].full_name
-
 #: Names that differ: a frame of protobuf is a message like any other.
 _NAMES = {m.Call: "CallFrame", m.Answer: "AnswerFrame"}
 _SCALARS = {

@@ -18,6 +18,7 @@ from tensorhub import native
 from tensorhub.ports import Chunks, Engine, Ranges
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
+from tensorhub.transport.mooncake import MooncakeEngine
 from tensorhub.transport.route import LOOPBACK
 from tensorhub.transport.tcp import TcpEngine
 from tests.conformance.peer import Memory
@@ -110,6 +111,7 @@ CASES = {
     "memory": Case(MemoryEngine, SourceHere, True),
     "local": Case(LocalEngine, lambda: SourceProcess("local"), False),
     "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
+    "mooncake": Case(lambda: MooncakeEngine(LOOPBACK), lambda: SourceProcess("mooncake"), True),
 }
 
 

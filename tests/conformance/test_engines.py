@@ -24,7 +24,9 @@ def u64(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.uint64)
 
 
-@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp"))])
+@pytest.fixture(
+    params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp", "mooncake"))]
+)
 def case(request) -> Case:
     return CASES[request.param]
 
@@ -262,6 +264,7 @@ def test_a_malformed_locator_is_no_peer(engine):
 def test_close_is_idempotent_and_gives_everything_back(case, source):
     """register_cycle_1000: descriptors and threads are as before; a closed engine says so instead of working on."""
     address = served(source, 9 * MIB)
+    asyncio.run(case.open_engine().close())  # what it takes to load a library stays
     fds, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
     engine = case.open_engine()
     target = np.zeros(9 * MIB, dtype=np.uint8)

@@ -7,17 +7,20 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tensorhub import messages as m
 from tensorhub.addresses import Address
+from tensorhub.client.frame_link import FrameLink
 from tensorhub.client.links import parse_server
 from tensorhub.client.session import Session
 from tensorhub.errors import SeatTaken, ServerUnavailable
 from tensorhub.messages import Answer, Call
-from tensorhub.ports import Connection, Link
+from tensorhub.ports import Connection, Heart, Link
+from tensorhub.server.direct import address_of, listen, serve_direct
 from tensorhub.server.grpc_service import Tls
 from tensorhub.server.grpc_service import serve as serve_grpc
 from tensorhub.server.host import Host
@@ -27,12 +30,18 @@ from tensorhub.server.settings import Settings
 from tensorhub.types import Epoch, Latest, Location, ModelKey, ReplicaId, Seat, SessionId
 from tests.support.certificates import authority
 from tests.support.direct_link import direct_server
+from tests.support.loop_actor import loop_server
+from tests.support.ray_cluster import RayServer
 from tests.support.servers import new_session_id, private_servers
 
 MODEL = ModelKey("job", "actor")
 SEAT = Seat(MODEL, ReplicaId("r"), 0)
 JOIN = m.Join(SEAT, 2, "layout", False, Location())
 BEAT_NS = 20_000_000
+#: Another process answers, on a busy machine.
+RAY_BEAT_NS = 200_000_000
+#: For a server that answers at once, and for an actor that a busy machine has to start first.
+PATIENCE_S = 60.0
 _COUNT = itertools.count(1)
 
 
@@ -43,10 +52,11 @@ class Served:
     restart: Callable[[], Awaitable[None]]
     #: Ends the server for good.
     end: Callable[[], Awaitable[None]]
+    beat_ns: int = BEAT_NS
 
 
 def make_machine() -> Machine:
-    return Machine(Epoch(next(_COUNT).to_bytes(16, "big")), Settings(lease_ns=50 * BEAT_NS, beat_ns=BEAT_NS))
+    return Machine(Epoch(next(_COUNT).to_bytes(16, "big")), Settings(lease_ns=500 * BEAT_NS, beat_ns=BEAT_NS))
 
 
 @asynccontextmanager
@@ -90,7 +100,7 @@ async def over_grpc(address: Address, tls: Tls | None = None) -> AsyncIterator[S
     async def begin(listen: Address) -> Address:
         host = Host(make_machine())
         ready = asyncio.get_running_loop().create_future()
-        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready=ready))))
+        lives.append((host, asyncio.create_task(serve_grpc(host, listen, tls, ready.set_result))))
         return await ready
 
     async def end() -> None:
@@ -128,20 +138,95 @@ async def grpcs() -> AsyncIterator[Served]:
             yield served
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(direct, id="direct"),
-        pytest.param(local, id="local"),
-        pytest.param(grpc, id="grpc"),
-        pytest.param(grpcs, id="grpcs", marks=pytest.mark.slow),
-    ]
-)
+class Finding:
+    """A link that asks for the server's address at each connect, as one that looks a name up."""
+
+    address = "tcp frames"
+
+    def __init__(self, at: Callable[[], Address]) -> None:
+        self._at = at
+
+    async def own_host(self) -> str:
+        return await FrameLink(self.address, self._at()).own_host()
+
+    async def connect(self, timeout_s: float) -> Connection:
+        return await FrameLink(self.address, self._at()).connect(timeout_s)
+
+    async def beat(self, session: bytes, interval_ns: int) -> Heart:
+        return await FrameLink(self.address, self._at()).beat(session, interval_ns)
+
+
+@asynccontextmanager
+async def tcp_frames() -> AsyncIterator[Served]:
+    """What a server speaks over its own address."""
+    lives: list[tuple[Host, Address, asyncio.Task[None]]] = []
+
+    async def begin() -> None:
+        listener = listen("127.0.0.1")
+        host, at = Host(make_machine()), address_of(listener)
+        lives.append((host, at, asyncio.create_task(serve_direct(listener, host))))
+
+    async def end() -> None:
+        host, _, task = lives[-1]
+        host.stop("ended by the test")
+        await task
+
+    async def restart() -> None:
+        await end()
+        await begin()
+
+    await begin()
+    try:
+        yield Served(Finding(lambda: lives[-1][1]), restart, end)
+    finally:
+        await end()
+
+
+@asynccontextmanager
+async def calls() -> AsyncIterator[Served]:
+    """What is spoken by an actor's methods, without Ray between."""
+    async with loop_server(make_machine) as server:
+        yield Served(server, server.restart, server.end)
+
+
+@asynccontextmanager
+async def over_ray(server: RayServer) -> AsyncIterator[Served]:
+    """The real actor in a real cluster, made by whoever connects first."""
+
+    async def restart() -> None:
+        await asyncio.to_thread(server.restart)
+
+    async def end() -> None:
+        await asyncio.to_thread(server.remove)
+
+    yield Served(parse_server(server.address), restart, end, RAY_BEAT_NS)
+
+
+IN_THIS_PROCESS = {
+    "direct": direct,
+    "local": local,
+    "tcp frames": tcp_frames,
+    "calls": calls,
+    "grpc": grpc,
+    "grpcs": grpcs,
+}
+OVER_RAY = {"ray": "1", "ray-calls": "0"}
+
+
+@pytest.fixture(params=[*IN_THIS_PROCESS, *(pytest.param(name, marks=pytest.mark.slow) for name in OVER_RAY)])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """Runs a case against a served link."""
+    if request.param in OVER_RAY:
+        server: RayServer = request.getfixturevalue("ray_server")
+        monkeypatch.setenv("TENSORHUB_RAY_DIRECT", OVER_RAY[request.param])
+        monkeypatch.setenv("TENSORHUB_BEAT_S", str(RAY_BEAT_NS / 1e9))
+        make = partial(over_ray, server)
+    else:
+        make = IN_THIS_PROCESS[request.param]
 
     def run_case(case: Callable[[Served], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with request.param() as served:
+            async with make() as served:
                 await case(served)
 
         with private_servers(tmp_path, monkeypatch):
@@ -151,7 +236,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def welcome(link: Link, session: SessionId) -> Connection:
-    connection = await link.connect(5.0)
+    connection = await link.connect(PATIENCE_S)
     await connection.send(Call(1, m.Hello(m.PROTOCOL, session, b"", "host", 1, Epoch(b""))))
     answer = await connection.receive()
     assert isinstance(answer.reply, m.Welcome), answer
@@ -248,11 +333,11 @@ def test_heart_beats_for_a_known_session(run: Callable[..., None]) -> None:
         session = new_session_id()
         connection = await welcome(served.link, session)
         before_ns = round(asyncio.get_running_loop().time() * 1e9)
-        heart = await served.link.beat(session, BEAT_NS)
+        heart = await served.link.beat(session, served.beat_ns)
         seen = {0}
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while len(seen) < 4:
-                await asyncio.sleep(BEAT_NS / 4e9)
+                await asyncio.sleep(served.beat_ns / 4e9)
                 seen.add(heart.acknowledged_ns())
         assert heart.failed() is None
         assert min(seen - {0}) >= before_ns
@@ -267,10 +352,10 @@ def test_heart_of_an_unknown_session_fails(run: Callable[..., None]) -> None:
     """A server that does not know the session does not acknowledge its beats, and the heart says so."""
 
     async def case(served: Served) -> None:
-        heart = await served.link.beat(new_session_id(), BEAT_NS)
-        async with asyncio.timeout(10.0):
+        heart = await served.link.beat(new_session_id(), served.beat_ns)
+        async with asyncio.timeout(PATIENCE_S):
             while heart.failed() is None:
-                await asyncio.sleep(BEAT_NS / 4e9)
+                await asyncio.sleep(served.beat_ns / 4e9)
         assert heart.acknowledged_ns() == 0
         heart.stop()
 
@@ -283,11 +368,11 @@ def test_heart_fails_with_its_server(run: Callable[..., None]) -> None:
     async def case(served: Served) -> None:
         session = new_session_id()
         connection = await welcome(served.link, session)
-        heart = await served.link.beat(session, BEAT_NS)
+        heart = await served.link.beat(session, served.beat_ns)
         await served.restart()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while heart.failed() is None:
-                await asyncio.sleep(BEAT_NS / 4e9)
+                await asyncio.sleep(served.beat_ns / 4e9)
         heart.stop()
         await connection.close()
 
@@ -300,20 +385,20 @@ def test_session_survives_a_restart_of_the_server(run: Callable[..., None]) -> N
     async def case(served: Served) -> None:
         session, other = session_over(served.link), session_over(served.link)
         heard: list[object] = []
-        await session.open(5.0)
+        await session.open(PATIENCE_S)
         first = session.epoch
-        await session.call(JOIN, 5.0)
+        await session.call(JOIN, PATIENCE_S)
         session.subscribe(SEAT, heard.append, lambda: JOIN)
         await served.restart()
-        assert await session.call(m.List(MODEL), 5.0) == m.Listing(())
+        assert await session.call(m.List(MODEL), PATIENCE_S) == m.Listing(())
         assert session.epoch != first
         assert [type(reply) for reply in heard] == [m.Joined]
-        await other.open(5.0)
+        await other.open(PATIENCE_S)
         with pytest.raises(SeatTaken):
-            await other.call(JOIN, 5.0)
+            await other.call(JOIN, PATIENCE_S)
         assert not session.fenced()
-        await session.close(5.0)
-        await other.call(JOIN, 5.0)
-        await other.close(5.0)
+        await session.close(PATIENCE_S)
+        await other.call(JOIN, PATIENCE_S)
+        await other.close(PATIENCE_S)
 
     run(case)

@@ -89,6 +89,7 @@ class SimSelection:
     manifest: Manifest
     memory: MemoryMap
     wanted: Sequence[Span]
+    on_device: None = None
 
     def install(self) -> None:
         """Nothing is staged."""
@@ -105,6 +106,7 @@ class SimBuffers:
     memory: MemoryMap = field(init=False)
     regions: list[tuple[int, int]] = field(init=False)
     staged_bytes: int = field(init=False)
+    on_device: None = None
 
     def __post_init__(self) -> None:
         self.manifest = manifest = self.layout.manifest()
@@ -156,6 +158,9 @@ class SimBuffers:
 
     def stage(self) -> None:
         """Nothing is strided."""
+
+    def staged(self) -> SimBuffers:
+        return self
 
     def install(self) -> None:
         for _, tensor, staged in self._tiny():

@@ -1,4 +1,4 @@
-"""What the gRPC service adds to the host: strangers bounded, deaf and silent peers cut, health, reflection, clean ends."""
+"""What the gRPC service adds to the host: strangers bounded, deaf and silent peers cut, health, reflection, its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
@@ -27,7 +27,8 @@ from tensorhub.server.host import Host
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId
 from tensorhub.wire import reference_pb2 as pb
 from tensorhub.wire import reference_pb2_grpc
-from tensorhub.wire.proto import SERVICE, decode_answer, encode_call
+from tensorhub.wire.grpc_names import SERVICE
+from tensorhub.wire.proto import decode_answer, encode_call
 from tests.support.fake_machine import FakeMachine
 
 A = SessionId(b"a" * 16)
@@ -54,7 +55,7 @@ async def served() -> AsyncIterator[Served]:
     machine = FakeMachine()
     host = Host(machine)
     ready = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(host, Address("127.0.0.1", 0), ready=ready))
+    task = asyncio.create_task(serve(host, Address("127.0.0.1", 0), None, ready.set_result))
     try:
         yield Served(host, await ready, task, machine)
     finally:
@@ -157,7 +158,7 @@ def test_a_peer_that_does_not_read_loses_its_stream(
         deaf, good = await Stream.open(there.target, 5.0), await Stream.open(there.target, 5.0)
         await say(deaf, 1, HELLO)
         await say(deaf, 2, JOIN)
-        other = HELLO.__class__(m.PROTOCOL, SessionId(b"b" * 16), b"", "host", 1, Epoch(b""))
+        other = replace(HELLO, session=SessionId(b"b" * 16))
         await say(good, 1, other)
         call_id = 1
         while not there.machine.lost:
@@ -239,10 +240,10 @@ def test_a_taken_port_is_refused() -> None:
     """Two servers never share a port: clients would be split between them by chance."""
 
     async def case(there: Served) -> None:
-        second = asyncio.get_running_loop().create_future()
+        ready: list[Address] = []
         with pytest.raises(BadRequest, match=f"cannot listen at {there.bound}"):
-            await serve(Host(FakeMachine()), there.bound, ready=second)
-        assert not second.done()
+            await serve(Host(FakeMachine()), there.bound, None, ready.append)
+        assert ready == []
 
     serving(case)
 

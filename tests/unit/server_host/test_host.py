@@ -286,7 +286,7 @@ def test_stopped_server_listens_before_it_declares_anybody_dead() -> None:
 
 @pytest.mark.parametrize("shown", [b"", b"secre", b"secret ", b"other!"])
 def test_hello_without_the_token_is_unauthorized(shown: bytes) -> None:
-    """A server with a token lets nobody in who does not show it; the machine does not hear of them, nor do logs of it."""
+    """A server with a token lets nobody in who does not show it; the machine does not hear of them."""
 
     async def case(host: Host, machine: FakeMachine) -> None:
         door = host.open("one")

@@ -19,6 +19,7 @@ from tensorhub.errors import BadRequest, Broken, Unauthorized
 from tensorhub.messages import Answer, Call
 from tensorhub.server import host as host_module
 from tensorhub.server import local as local_module
+from tensorhub.server import streams as streams_module
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId
@@ -181,8 +182,8 @@ def test_slow_reader_is_dropped(
 
 def test_silent_connection_is_closed(serving: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that never says anything does not stay; one with a session may be silent."""
-    monkeypatch.setattr(local_module, "UNBOUND_IDLE_S", 0.02)
-    monkeypatch.setattr(local_module, "BOUND_LOOK_S", 0.01)
+    monkeypatch.setattr(streams_module, "UNBOUND_IDLE_S", 0.02)
+    monkeypatch.setattr(streams_module, "BOUND_LOOK_S", 0.01)
 
     async def case(connect: Callable[[], Awaitable[Peer]]) -> None:
         good = await connect()
@@ -196,7 +197,7 @@ def test_silent_connection_is_closed(serving: Callable[..., None], monkeypatch: 
 
 def test_connections_are_bounded(serving: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a connection is closed at once, and the ones that are open go on."""
-    monkeypatch.setattr(local_module, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(streams_module, "CONNECTIONS_MAX", 1)
 
     async def case(connect: Callable[[], Awaitable[Peer]]) -> None:
         good = await connect()
@@ -231,7 +232,7 @@ def test_answer_too_large_for_a_frame_is_a_refusal(
             raise BadRequest("takes more than a frame holds")
         return encode_answer(answer)
 
-    monkeypatch.setattr(local_module, "encode_answer", encode)
+    monkeypatch.setattr(streams_module, "encode_answer", encode)
 
     async def case(connect: Callable[[], Awaitable[Peer]]) -> None:
         peer = await connect()
@@ -297,7 +298,7 @@ def test_failed_accept_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without free descriptors a connection waits until there are some; the server neither spins nor ends."""
-    monkeypatch.setattr(local_module, "ACCEPT_PAUSE_S", 0.01)
+    monkeypatch.setattr(streams_module, "ACCEPT_PAUSE_S", 0.01)
 
     class Exhausted:
         """A listener whose first accept finds no descriptor."""

@@ -1,4 +1,4 @@
-"""Protobuf frames say what the dataclasses say, keep their format, and answer any bytes with a value or `BadRequest`."""
+"""Protobuf frames mirror the dataclasses, keep their format, and answer any bytes with a value or `BadRequest`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from tensorhub import messages as m
 from tensorhub import types as t
-from tensorhub.client.grpc_channel import FRAME_BYTES_MAX, METHOD
+from tensorhub.client.grpc_channel import FRAME_BYTES_MAX
 from tensorhub.errors import BadRequest
 from tensorhub.wire import codec, proto
 from tensorhub.wire import reference_pb2 as pb
+from tensorhub.wire.grpc_names import METHOD, SERVICE
 from tests.support.message_strategies import CALL_IDS, MESSAGES, answers, calls, instances
 from tests.unit.wire.examples import example
 
@@ -93,7 +94,9 @@ def test_nothing_but_64_bit_ints_text_bytes_and_bools() -> None:
 
 def test_names_that_modules_repeat_are_the_same() -> None:
     """The process that beats imports neither codec nor protobuf: what it repeats of them equals them."""
-    assert f"/{proto.SERVICE}/Session" == METHOD
+    service = pb.DESCRIPTOR.services_by_name["ReferenceServer"]
+    assert service.full_name == SERVICE
+    assert [f"/{SERVICE}/{method.name}" for method in service.methods] == [METHOD]
     assert FRAME_BYTES_MAX == codec.FRAME_BYTES_MAX
 
 

@@ -1,0 +1,176 @@
+"""What the Ray link says of addresses, of a Ray that is missing, and of calls that fail or do not end; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorhub import messages as m
+from tensorhub.client import ray_calls, ray_runtime
+from tensorhub.client.hub import default_job
+from tensorhub.client.ray_calls import CallsConnection
+from tensorhub.client.ray_link import ray_link
+from tensorhub.errors import BadRequest, ServerUnavailable
+from tensorhub.messages import Call
+from tensorhub.server.ray_actor import ReferenceServer, options, start
+
+
+def outcome(work: Callable[[], Awaitable[object]]) -> object:
+    async def main() -> object:
+        return await work()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["tensorhub", "a", "A-b_c.9", "x" * 128])
+def test_names_of_actors(name: str) -> None:
+    """`ray://NAME` needs no Ray to be parsed; the link says what was written."""
+    assert ray_link(f"ray://{name}").address == f"ray://{name}"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "-a", ".a", "x" * 129, "ü", "a\n"])
+def test_other_names_are_refused(name: str) -> None:
+    """What Ray, a log line or a reader could take for something else is no name."""
+    with pytest.raises(BadRequest, match="a name has"):
+        ray_link(f"ray://{name}")
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "ray://10.0.0.1:10001", "ray://[::1]:10001"])
+def test_ray_client_addresses_are_explained(address: str) -> None:
+    """The same scheme means a host and port elsewhere in Ray: refused, with what to write instead."""
+    with pytest.raises(BadRequest, match=r"Ray Client.*ray://NAME.*ray\.init"):
+        ray_link(address)
+
+
+def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Ray the error says what to install."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ServerUnavailable, match=r"pip install 'tensorhub\[ray\]'"):
+        outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
+
+
+def test_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cluster is found, the error keeps Ray's first line and says how to start or name one."""
+
+    def init(**options: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance.\nmore\nlines")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
+    with pytest.raises(
+        ServerUnavailable, match=r"Could not find any running Ray instance\.; start Ray here .*RAY_ADDRESS"
+    ):
+        outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
+
+
+def test_a_cluster_that_does_not_answer_is_joined_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining has the caller's deadline, whatever Ray's is; who comes again waits for the attempt that runs."""
+    release, attempts = threading.Event(), []
+
+    def init(**options: object) -> None:
+        attempts.append(options)
+        release.wait(30.0)
+
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init)
+    fake.get_runtime_context = lambda: SimpleNamespace(get_worker_id=lambda: "w")
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
+    for _ in range(3):
+        with pytest.raises(ServerUnavailable, match=r"took longer than 0\.01 s"):
+            outcome(lambda: ray_link("ray://tensorhub").connect(0.01))
+    release.set()
+    assert len(attempts) == 1
+    assert attempts[0]["address"] == "auto"
+
+
+def test_a_cluster_joined_for_us_is_no_job_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that joined only to reach its server stays in the job it had before; a user's own driver has Ray's."""
+    monkeypatch.delenv("TENSORHUB_JOB", raising=False)
+    joining = ray_runtime._Joining()
+    monkeypatch.setattr(ray_runtime, "_joining", joining)
+    context = SimpleNamespace(get_worker_id=lambda: "w", get_job_id=lambda: "0100")
+    fake = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    assert default_job() == "ray-0100"
+    fake.is_initialized = lambda: False
+    fake.init = lambda **options: None
+    outcome(lambda: ray_runtime.joined(5.0))
+    fake.is_initialized = lambda: True
+    assert default_job() == "default"
+    context.get_worker_id = lambda: "of a later ray.init()"
+    assert default_job() == "ray-0100"
+
+
+class Actor:
+    """A handle whose methods end as told: with a value, an error, or never."""
+
+    def __init__(self, **outcomes: Any) -> None:
+        for name, told in outcomes.items():
+            setattr(self, name, SimpleNamespace(remote=lambda *arguments, told=told: self._ref(told)))
+
+    def _ref(self, told: Any) -> Any:
+        future: Future[Any] = Future()
+        if isinstance(told, Exception):
+            future.set_exception(told)
+        elif told is not ...:
+            future.set_result(told)
+        return SimpleNamespace(future=lambda: future)
+
+
+def test_lost_actor_ends_a_connection() -> None:
+    """Whatever Ray raises becomes `ServerUnavailable` at `receive` and `send`, with what was being done."""
+
+    async def main() -> None:
+        actor = Actor(open="door", take=RuntimeError("The actor died.\nThe rest."), submit=None, close=None)
+        connection = await CallsConnection.open(actor, "peer", "ray://x", 5.0)
+        with pytest.raises(ServerUnavailable, match=r"take of ray://x failed: RuntimeError: The actor died\.$"):
+            await connection.receive()
+        with pytest.raises(ServerUnavailable):
+            await connection.send(Call(1, m.List(None)))
+        await connection.close()
+
+    asyncio.run(main())
+
+
+def test_an_actor_that_takes_nothing_holds_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`send` waits while the actor's inbox is full, and ends with the deadline of the call that hands in."""
+    monkeypatch.setattr(ray_calls, "SUBMIT_S", 0.05)
+    monkeypatch.setattr(ray_calls, "CALLS_WAITING_MAX", 4)
+
+    async def main() -> None:
+        actor = Actor(open="door", take=..., submit=..., close=None)
+        connection = await CallsConnection.open(actor, "peer", "ray://x", 5.0)
+
+        async def send_many() -> None:
+            for call_id in range(1, 100):
+                await connection.send(Call(call_id, m.List(None)))
+
+        with pytest.raises(ServerUnavailable, match=r"submit of ray://x took longer than 0\.05 s"):
+            await send_many()
+        await connection.close()
+
+    asyncio.run(main())
+
+
+def test_actor_options() -> None:
+    """The actor outlives its maker and its own death, takes no CPU from anybody, and is found by name."""
+    told = options("tensorhub", None)
+    assert told["lifetime"] == "detached"
+    assert told["max_restarts"] == -1
+    assert (told["name"], told["namespace"], told["num_cpus"]) == ("tensorhub", "tensorhub", 0)
+    assert told["get_if_exists"] is True
+    assert ReferenceServer.__module__ == "tensorhub.server.ray_actor", "workers import it by this name"
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+def test_settings_that_make_no_sense_are_refused(text: str) -> None:
+    """A server is not started with a duration that is none: its first client hears which variable it is."""
+    with pytest.raises(BadRequest, match=f"TENSORHUB_LEASE_S='{text}' is no duration"):
+        start("tensorhub", {"TENSORHUB_LEASE_S": text})
