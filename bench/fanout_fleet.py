@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from bench import fanout_hubs
 from bench.cluster import Cluster, Host
@@ -137,8 +136,3 @@ def single(hosts: Sequence[Host]) -> list[Group]:
 def grouped(hosts: Sequence[Host], shards: int) -> list[Group]:
     """Replicas of several shards, each on a host of its own."""
     return [Group(f"replica-{at}", tuple(hosts[at * shards : (at + 1) * shards])) for at in range(len(hosts) // shards)]
-
-
-def rounds(opened: Fleet, groups: int) -> Callable[[], float]:
-    """Seconds of one round, for `interleave`."""
-    return partial(lambda: opened.round(groups).slowest)

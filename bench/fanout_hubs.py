@@ -5,14 +5,12 @@ Each function runs in a process of the cluster, on its state; times are the mono
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
 import torch
 
 import tensorhub
-from bench.process import cpu_seconds
 from bench.remote import Missing, State
 from tensorhub.errors import BadRequest, EngineUnavailable, ServerUnavailable
 
@@ -104,13 +102,13 @@ def unpublish(state: State) -> None:
 
 def replicate(state: State, version: int) -> Said:
     """Pull exactly this version."""
-    before, called = cpu_seconds(os.getpid()), time.monotonic()
+    before, called = time.process_time(), time.monotonic()
     got = state["hubs"][MODEL].replicate(version, timeout=REPLICATE_SECONDS)
     returned = time.monotonic()
     uses = tuple((use.replica, use.nbytes, use.reason) for use in got.sources)
     if not got.verified:
         raise RuntimeError(f"version {version} is no result: it was not verified")
-    return Said(called, returned, dict(got.phases), uses, got.nbytes, cpu_seconds(os.getpid()) - before)
+    return Said(called, returned, dict(got.phases), uses, got.nbytes, time.process_time() - before)
 
 
 def holds(state: State, like: int) -> bool:

@@ -14,7 +14,7 @@ COMMAND_SECONDS = 30.0
 INSTALL = "root, and Debian's iproute2"
 
 
-class NetworkFailed(Exception):
+class NetworkFailed(OSError):
     """The kernel refused to build what was asked for; says what, and its words."""
 
 

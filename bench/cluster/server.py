@@ -48,6 +48,18 @@ def serving(namespace: str, ipv4: str, options: Sequence[str] = ()) -> Iterator[
                 server.wait(END_SECONDS)
 
 
+def offers(option: str) -> bool:
+    """Whether this build's server takes an option."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "tensorhub.server", "grpc", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    return option in shown.stdout
+
+
 def _address(server: subprocess.Popen[str]) -> str:
     """The first line it says."""
     assert server.stdout is not None  # it is a pipe
