@@ -127,9 +127,9 @@ def opened(report: Report, hosts: Sequence[Host]) -> Iterator[Cluster]:
 @contextmanager
 def among(report: Report, trainer: Sequence[Host], readers: Sequence[Host]) -> Iterator[tuple[Cluster, Fleet]]:
     """The same, and on it a trainer and replicas of one shard each, open."""
-    with opened(report, [*trainer, *readers]) as cluster:
-        with fleet(cluster, Group("trainer", tuple(trainer)), single(readers)) as ours:
-            yield cluster, ours
+    group = Group("trainer", tuple(trainer))
+    with opened(report, [*trainer, *readers]) as cluster, fleet(cluster, group, single(readers)) as ours:
+        yield cluster, ours
 
 
 def predictions(alone: Sequence[Round]) -> dict[int, float]:

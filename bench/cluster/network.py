@@ -20,9 +20,10 @@ INTERFACE = "eth0"
 #: The name of the namespace that holds the bridges: no host's, since those have no underscore.
 FABRIC = "_fabric"
 MTU = 1500
-#: What a link may send at once: two of the kernel's largest packets (64 KiB), so that none has to be cut in software;
-#: half a thousandth of a shard of 50 MB.
-BURST_BYTES = 128 << 10
+#: What a link may send at once: little beside any transfer, at 200 Mbit/s and above two of the kernel's largest packets
+#: (64 KiB), so that none has to be cut in software.
+BURST_SECONDS = 0.005
+BURST_BYTES_MIN, BURST_BYTES_MAX = 16 << 10, 128 << 10
 #: What waits for a link before it is dropped: 20 ms of it, and never less than some large packets.
 QUEUE_SECONDS = 0.02
 QUEUE_BYTES_MIN = 512 << 10
@@ -98,10 +99,11 @@ class Network:
             tc(namespace, [f"qdisc replace dev {interface} root pfifo"])
             return
         bytes_per_s = mbit * 1e6 / 8
+        burst = min(max(round(bytes_per_s * BURST_SECONDS), BURST_BYTES_MIN), BURST_BYTES_MAX)
         queue = max(round(bytes_per_s * QUEUE_SECONDS), QUEUE_BYTES_MIN)
         tc(
             namespace,
-            [f"qdisc replace dev {interface} root tbf rate {round(mbit * 1e6)}bit burst {BURST_BYTES} limit {queue}"],
+            [f"qdisc replace dev {interface} root tbf rate {round(mbit * 1e6)}bit burst {burst} limit {queue}"],
         )
 
 

@@ -38,10 +38,10 @@ class Relays:
     """A tree of hosts, connected; `parents` maps each reader to whom it receives from."""
 
     def __init__(self, team: Mapping[str, Remote], numbers: Mapping[str, str], parents: Mapping[str, str]) -> None:
-        self._readers = {name: team[name] for name in parents}
         roots = set(parents.values()) - set(parents)
         if len(roots) != 1:
             raise ValueError(f"a tree has one root, not {sorted(roots)}")
+        self._readers = {name: team[name] for name in parents}
         self._root = team[roots.pop()]
         everyone = [self._root, *self._readers.values()]
         ports = {process.name: process.call(listen, numbers[process.name]) for process in everyone}
@@ -106,7 +106,8 @@ class Shard:
 
 def listen(state: State, host: str) -> int:
     """The port that children find this process at."""
-    state["listener"] = socket.create_server((host, 0), backlog=256)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    state["listener"] = socket.create_server((host, 0), family=family, backlog=256)
     return int(state["listener"].getsockname()[1])
 
 
