@@ -66,7 +66,8 @@ class Report:
         for name, why in self.skipped.items():
             measured.add_row(name, escape(f"skipped: {why}"))
         for name, how in self.failed.items():
-            measured.add_row(name, f"[red]{escape(f'failed: {how}')}[/]")
+            last = how.strip().splitlines()[-1]  # of a traceback; the document has all of it
+            measured.add_row(name, f"[red]{escape(f'failed: {last}')}[/]")
         ratios = Table(title=f"{self.question}: ratios, medians of pairs", title_justify="left")
         for heading in ("ratio", "median", "quartiles", "n", "bound", ""):
             ratios.add_column(heading)

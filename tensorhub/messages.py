@@ -150,6 +150,7 @@ class Reroute:
     source: Generation
     reason: str
     watermark: int
+    bytes_done: int
     timeout_ns: int
 
 

@@ -27,6 +27,21 @@ class VersionView:
 
 
 @dataclass(frozen=True, slots=True)
+class PulledView:
+    """A source that a holding was filled from. It may hold other things by now, or be gone."""
+
+    source: Seat
+    #: Bytes verified from it.
+    nbytes: int
+    #: Engine, and why that one; empty when the reader has not said.
+    route: str
+    #: Since it was given this source.
+    age_ns: int
+    #: From then until it read no more from it, or until now.
+    took_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class HoldingView:
     """One row of `tensorhub status`: a buffer set of one seat."""
 
@@ -45,6 +60,9 @@ class HoldingView:
     location: Location
     #: Engine that a filling was last read over, and why that one; empty for a publisher's.
     route: str
+    #: Whom it was filled from, in order; the last may be `upstream`. Empty for a publisher's, and for what was complete
+    #: before this life of the server. Where there were many, those that gave least are missing.
+    pulled: tuple[PulledView, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bench.remote import Missing, Remote, State
 
 
 class Pair:
-    """A context manager: leaving it kills both processes. They hold nothing; some libraries hang at exit."""
+    """A context manager: leaving it kills both processes, which hold nothing; some libraries hang or crash at exit."""
 
     def __init__(self, name: str, sizes: list[int]) -> None:
         self.name = name

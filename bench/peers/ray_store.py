@@ -6,7 +6,6 @@ another copy, which it does not do for tensors.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers import ray_cluster
 from bench.peers.pair import load
+from bench.peers.ray_cluster import INSTALL
 from bench.remote import Remote, State
 
-INSTALL = "pip install 'ray[default]'"
 #: Room for two objects of all bytes and some: what is put next needs not wait until what was put last is gone.
 STORE_OVER_BYTES = 2.5
-#: Actors start, and Ray itself, within this.
-START_SECONDS = 90.0
 GET_SECONDS = 60.0
 
 
@@ -40,40 +38,17 @@ class Store:
 @contextmanager
 def opened(sizes: list[int]) -> Iterator[Store]:
     """A fresh, cold store with two actors that hold arrays of these sizes. `Missing` without Ray."""
-    with Remote("ray-driver") as driver:
-        driver.call(start, sizes, timeout_s=START_SECONDS)
-        try:
-            yield Store(driver)
-        finally:
-            driver.call(stop)
+    with ray_cluster.opened(round(STORE_OVER_BYTES * sum(sizes))) as (driver, _):
+        driver.call(start, sizes)
+        yield Store(driver)
 
 
 def start(state: State, sizes: list[int]) -> None:
-    """Ray with a store for these bytes, and the two actors."""
-    ray: Any = load("ray", INSTALL, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
-    start_ray(ray, round(STORE_OVER_BYTES * sum(sizes)))
+    """The two actors."""
+    ray: Any = load("ray", INSTALL)
     actor = ray.remote(num_cpus=0)(Holder)
     state["trainer"], state["rollout"] = actor.remote(sizes, 1), actor.remote(sizes, 0)
-    ray.get([state[end].first_bytes.remote() for end in ("trainer", "rollout")], timeout=START_SECONDS)
-
-
-def start_ray(ray: Any, store_bytes: int) -> None:
-    """A Ray of our own in this process: no cluster that happens to run is joined or disturbed."""
-    os.environ.pop("RAY_ADDRESS", None)
-    ray.init(
-        address="local",
-        num_cpus=os.cpu_count(),
-        object_store_memory=store_bytes,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-
-
-def stop(_: State) -> None:
-    """End the store and its processes."""
-    ray: Any = load("ray", INSTALL)
-    ray.shutdown()
+    ray.get([state[end].first_bytes.remote() for end in ("trainer", "rollout")], timeout=ray_cluster.START_SECONDS)
 
 
 def hand_on(state: State) -> float:

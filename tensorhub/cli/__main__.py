@@ -11,13 +11,13 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from tensorhub.errors import BadRequest, TensorHubError
@@ -28,7 +28,7 @@ EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
 #: Columns of a table that goes to a file or pipe: no cell is cut for a terminal that is not there.
 PIPE_COLUMNS = 240
-#: Between two looks of `status --watch`.
+#: Between two looks of `--watch`.
 WATCH_SECONDS = 1.0
 
 app = typer.Typer(
@@ -110,11 +110,7 @@ def status(
         return
     if as_json:
         raise BadRequest("--json prints one document; it does not go with --watch")
-    with Live(auto_refresh=False, screen=Console().is_terminal) as live:
-        while True:
-            view = hub.server_status(server=server, model=model, timeout=timeout)
-            live.update(Group(*tables.status_tables(view)), refresh=True)
-            time.sleep(WATCH_SECONDS)
+    _watch(lambda: Group(*tables.status_tables(hub.server_status(server=server, model=model, timeout=timeout))))
 
 
 @app.command()
@@ -127,6 +123,48 @@ def versions(server: Server = None, model: ModelName = None, as_json: AsJson = F
         _print_json({"versions": tables.as_json(found)})
     else:
         _tables_console().print(tables.versions_table(found))
+
+
+@app.command()
+def graph(
+    *,
+    server: Server = None,
+    model: ModelName = None,
+    job: Annotated[str | None, typer.Option(help="only this job (default with --model: TENSORHUB_JOB)")] = None,
+    version: Annotated[str | None, typer.Option(help="a version, as '7' (default: the newest of each model)")] = None,
+    shards: Annotated[bool, typer.Option("--shards", help="a node per shard instead of one per replica")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="write a picture instead")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="the same as PNG (needs the extra 'graph')")] = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="look again every second, until interrupted")] = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Who pulled what from whom: a tree, a picture, or nodes and edges."""
+    from tensorhub.cli import graph as graphs
+    from tensorhub.cli import graph_svg, graph_text, tables
+
+    outputs = [name for name, given in (("--json", as_json), ("--svg", svg), ("--png", png)) if given]
+    if watch and outputs:
+        raise BadRequest(f"{outputs[0]} is made once; it does not go with --watch")
+    hub = _hub_module()
+
+    def look() -> tuple[graphs.Graph, ...]:
+        view = hub.server_status(server=server, model=model, job=job, timeout=timeout)
+        return graphs.from_status(view, job=job, version=version, by_shard=shards)
+
+    if watch:
+        _watch(lambda: graph_text.drawings(look()))
+    found = look()
+    if as_json:
+        _print_json({"graphs": tables.as_json(found)})
+    if svg is not None or png is not None:
+        picture = graph_svg.svg(graphs.only_one(found))
+        if svg is not None:
+            _write(svg, picture.encode())
+        if png is not None:
+            _write(png, graph_svg.png(picture))
+    if not outputs:
+        _tables_console().print(graph_text.drawings(found))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -174,6 +212,21 @@ def _hub_module() -> Any:
 def _tables_console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def _watch(look: Callable[[], RenderableType]) -> NoReturn:
+    """Show what `look` sees, again and again, until interrupted."""
+    with Live(auto_refresh=False, screen=Console().is_terminal) as live:
+        while True:
+            live.update(look(), refresh=True)
+            time.sleep(WATCH_SECONDS)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise BadRequest(f"cannot write {path}: {error.strerror}") from error
 
 
 def _print_json(document: object) -> None:

@@ -13,14 +13,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tensorhub.cli.demo import Options, Outcome, ReplicaRound, Round
+from tensorhub.cli.demo import MODEL, TRAINER, Options, Outcome, ReplicaRound, Round
 from tensorhub.cli.demo_worker import Member, Progress
+from tensorhub.cli.graph import Graph, Holder, Origin, build
+from tensorhub.cli.graph_text import Drawing, paths
+from tensorhub.cli.units import size
 
 #: Differences that are printed one by one; the rest is counted, and complete with `--json`.
 DIFFERENCES_SHOWN = 20
 #: Rounds that stay on the live display.
 ROUNDS_SHOWN = 6
 REFRESH_PER_SECOND = 12
+#: On a narrower terminal the tree of who pulls from whom stands below the bars, not beside them.
+BESIDE_COLUMNS_MIN = 110
 
 
 class PlainView:
@@ -54,6 +59,7 @@ class LiveView:
     """A table per shard that moves while bytes do, above the last rounds."""
 
     def __init__(self, console: Console, options: Options) -> None:
+        self.console = console
         self.options = options
         self.version = 0
         self.stage_name = "start"
@@ -84,7 +90,12 @@ class LiveView:
     def render(self) -> Group:
         title = Text(f"{self.options.model.title}, {size(self.options.model.nbytes)}", style="bold")
         title.append(f"   round {self.version} of {self.options.rounds}: {self.stage_name}", style="cyan")
-        return Group(title, self.shards_table(), self.rounds_table())
+        bars, tree = self.shards_table(), Drawing(live_graph(self.options, self.version, self.running), brief=True)
+        if self.console.width < BESIDE_COLUMNS_MIN:
+            return Group(title, bars, tree, self.rounds_table())
+        beside = Table.grid(padding=(0, 4, 0, 0))
+        beside.add_row(bars, tree)
+        return Group(title, beside, self.rounds_table())
 
     def shards_table(self) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -115,6 +126,34 @@ class LiveView:
         return table
 
 
+def live_graph(options: Options, version: int, running: dict[Member, Progress]) -> Graph:
+    """Who pulls from whom right now, as the readers tell it."""
+    holders = [Holder(TRAINER, shard, "published", 1.0, 0) for shard in range(options.shards)]
+    for member in options.members(*options.rollouts):
+        now = running.get(member)
+        if now is not None:
+            done = now.bytes_done / now.bytes_total if now.bytes_total else 1.0
+            state = "filling" if done < 1 else "complete"
+            origins = [Origin(source.rpartition("#")[0], 0) for source in now.source.split(", ") if source]
+            holders.append(
+                Holder(member.replica, member.shard, state, done, max(now.bytes_total, 1), origins=tuple(origins))
+            )
+    return build(MODEL, str(version), holders)
+
+
+def round_graph(done: Round) -> Graph:
+    """Who pulled how much from whom in a round."""
+    holders = [Holder(TRAINER, 0, "published", 1.0, 0)]
+    for row in done.replicas:
+        origins: dict[int, list[Origin]] = {}
+        for pull in row.sources:
+            source, _, shard = str(pull["source"]).rpartition("#")
+            origins.setdefault(int(shard), []).append(Origin(source, pull["nbytes"], pull["engine"]))
+        for number, pulled in origins.items():
+            holders.append(Holder(row.replica, number, "complete", 1.0, row.nbytes, origins=tuple(pulled)))
+    return build(MODEL, str(done.version), holders)
+
+
 def round_lines(done: Round) -> list[str]:
     """One round as plain text."""
     lines = [
@@ -128,7 +167,8 @@ def round_lines(done: Round) -> list[str]:
             f"  {row.replica} <- {sources(row)}: {size(row.nbytes)} in {row.seconds:.3f} s, {row.gb_per_s:.2f} GB/s"
             f" [{phases(row)}] {verdict}{unverified}"
         )
-    return lines
+    graph = round_graph(done)
+    return [*lines, f"  graph: {paths(graph) or 'nobody pulled'} ({graph.summary})"]
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
@@ -154,11 +194,3 @@ def sources(row: ReplicaRound) -> str:
 def phases(row: ReplicaRound) -> str:
     """The phases that took any time, in milliseconds."""
     return " ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in row.phases.items() if seconds >= 5e-4)
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people, in decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.1f} {unit}"
-    return f"{nbytes} B"

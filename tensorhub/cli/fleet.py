@@ -60,7 +60,8 @@ class ProcessFleet:
         # A fresh interpreter per worker: nothing inherited, as on another host.
         # One process imports torch, all others are its forks: ten imports take a minute on two cores.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOAD))
+        over_ray = any((setup.server or "").startswith("ray://") for setup in self._setups)
+        context.set_forkserver_preload([*PRELOAD, "ray"] if over_ray else list(PRELOAD))
         try:
             for setup in self._setups:
                 ours, theirs = context.Pipe()

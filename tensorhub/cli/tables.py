@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tensorhub.cli.demo_view import size
+from tensorhub.cli.units import size
 from tensorhub.messages import StatusView, VersionView
 from tensorhub.types import Location, Seat
 

@@ -16,7 +16,7 @@ from tensorhub.errors import EngineUnavailable
 from tensorhub.ports import U64, Offload
 
 if TYPE_CHECKING:
-    from tensorhub.client.on_device import Mark, OnDevice
+    from tensorhub.client.on_device import Delivery, Mark, OnDevice
 
 
 class Arrival:
@@ -26,7 +26,9 @@ class Arrival:
         self, on_device: OnDevice | None, mark: Mark | None, offload: Offload, left_s: Callable[[], float]
     ) -> None:
         self._offload = offload
-        self._delivery = on_device.delivery(mark, left_s) if on_device is not None and mark is not None else None
+        self._delivery: Delivery | None = None
+        if on_device is not None:
+            self._delivery = on_device.delivery(mark or on_device.mark(gather=False), left_s)
         self._is_direct = on_device is not None and bool(on_device.kinds)
         self._watermark = 0
         self._bringing: asyncio.Future[None] | None = None

@@ -13,11 +13,9 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
 from tensorhub.addresses import Address
 from tensorhub.errors import BadRequest, Closed, ServerUnavailable
+from tensorhub.wire.grpc_library import grpc
 from tensorhub.wire.grpc_names import ACCEPTED, METHOD
 
 #: As in `wire/codec.py`; a test holds them equal.

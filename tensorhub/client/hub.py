@@ -43,6 +43,8 @@ from tensorhub.types import (
 if TYPE_CHECKING:
     import torch
 
+    from tensorhub.client.on_device import Mark
+
     Tensors = Mapping[str, torch.Tensor] | torch.nn.Module
 
 T = TypeVar("T")
@@ -112,7 +114,7 @@ class Hub:
         if digest not in ("background", "now", "off"):
             raise BadRequest(f"digest is 'background', 'now' or 'off', not {digest!r}")
         timeout = check_timeout(timeout)
-        mark = self._member.mark(buffers, gather=True)  # here: a current stream is one of a thread
+        mark = self._mark(buffers, gather=True)
         self._on_loop(self._member.publish(version, buffers, digest, timeout, mark), timeout)
 
     def unpublish(self, *, timeout: float = 30.0, abandon: bool = False, buffers: str = DEFAULT_BUFFERS) -> None:
@@ -142,7 +144,7 @@ class Hub:
         """
         selector, timeout = parse_selector(version), check_timeout(timeout)
         names = None if only is None else self._names(only)
-        mark = self._member.mark(buffers, gather=False)
+        mark = self._mark(buffers, gather=False)
         return self._on_loop(self._member.replicate(selector, buffers, timeout, names, mark), timeout)
 
     def suspend(self, *, timeout: float = 30.0) -> None:
@@ -237,6 +239,12 @@ class Hub:
             work.close()
             raise Closed("the hub is closed; open a new one", self._member.where)
         return self._runtime.run(work, timeout_s)
+
+    def _mark(self, buffers: str, *, gather: bool) -> Mark | None:
+        """Where this thread's device streams are now; None for host memory. A current stream is one of a thread."""
+        slot = self._member.slots.get(buffers)
+        on_device = slot.buffers.on_device if slot is not None else None
+        return on_device.mark(gather=gather) if on_device is not None else None
 
     def _names(self, only: Iterable[str]) -> Sequence[str]:
         names = [only] if isinstance(only, str) else list(only)

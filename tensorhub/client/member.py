@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tensorhub.client.buffers import Buffers
-from tensorhub.client.holding import Holding, show
+from tensorhub.client.holding import Holding
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.publication import Publication
 from tensorhub.client.pull import Pull
@@ -133,20 +133,7 @@ class Member:
         if old is not None:
             self._refuse_shown(old, "register again")
             old.holding.close()
-        self.slots[buffers.name] = self._fresh_slot(buffers)
-
-    def _fresh_slot(self, buffers: Buffers) -> Slot:
-        holding = show(buffers, self.engines, self.session.id)
-        return Slot(holding.buffers, holding)
-
-    def mark(self, name: str, *, gather: bool) -> Mark | None:
-        """Where the calling thread's device streams are now; None when those buffers are host memory, or unknown.
-
-        To be called in the user's thread, and handed to `publish` (with `gather`) or `replicate`.
-        """
-        slot = self.slots.get(name)
-        on_device = slot.buffers.on_device if slot is not None else None
-        return on_device.mark(gather=gather) if on_device is not None else None
+        self.slots[buffers.name] = Slot.of(buffers, self.engines, self.session.id)
 
     def slot(self, name: str) -> Slot:
         """The buffer set of that name, usable; or the error that says why not."""
@@ -185,7 +172,6 @@ class Member:
                 where,
             )
         slot.buffers.check_in_place(where)
-        mark = mark if mark is not None else self.mark(name, gather=True)
         if slot.holding.buffers is not slot.buffers:
             # A replicate had adopted another publisher's aliases; what we publish has our own.
             slot.holding.close()
@@ -332,7 +318,6 @@ class Member:
                 # Written to since: it is that version no more, whatever the server says, and nobody may read it.
                 await self._withdraw_quietly(slot)
                 await self._take_back(slot)
-            mark = mark if mark is not None else self.mark(name, gather=False)
             return await Pull(self, slot, selector, timeout_s, only, mark).run()
 
     # ------------------------------------------------------------ suspend, close
@@ -354,7 +339,7 @@ class Member:
         if missing:
             raise NotRegistered(f"resume() needs tensors for buffers {', '.join(sorted(missing))}", self.where)
         for fresh in buffers:
-            self.slots[fresh.name] = self._fresh_slot(fresh)
+            self.slots[fresh.name] = Slot.of(fresh, self.engines, self.session.id)
 
     async def close(self, timeout_s: float) -> None:
         """Give up the seat: readers go elsewhere. Idempotent; never raises for a server that is away."""

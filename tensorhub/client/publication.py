@@ -46,7 +46,7 @@ class Publication:
     where: Where
     offload: Offload
     counters: list[int | None]
-    #: Where the publisher's streams were when it called; None when nothing lies on devices.
+    #: Where the publisher's streams were when it called; None where it uses none.
     mark: Mark | None = None
     #: Set by the owner to end the job early: nobody needs the rest.
     stopped: bool = False
@@ -112,8 +112,10 @@ class Publication:
     def _feed(self) -> Feed | None:
         """The copies from devices; None when there are none to make."""
         on_device = self.holding.buffers.on_device
+        if on_device is None:
+            return None
         mark, self.mark = self.mark, None  # it holds memory until it has been copied
-        return on_device.feed(mark, lambda: self.stopped) if on_device is not None and mark is not None else None
+        return on_device.feed(mark or on_device.mark(gather=True), lambda: self.stopped)
 
     def _check_counters(self) -> None:
         """`check`, but for tensors of which a snapshot is served: what is written to them changes nothing."""

@@ -189,7 +189,7 @@ class Pull:
                 return source, await self._prepare(source, grant)
             except (SourceFailed, EngineUnavailable) as failure:
                 blame = Blame.SILENCE if self._loop.time() - began >= self._member.stall_s else Blame.ENGINE
-                grant = self._grant = await self._sources.next(grant, failure, 0, blame)
+                grant = self._grant = await self._sources.next(grant, failure, 0, 0, blame)
 
     async def _prepare(self, source: Source, grant: Granted) -> Buffers | Selection:
         """Everything that can be refused before a byte moves: manifest, aliases, coverage."""
@@ -263,7 +263,10 @@ class Pull:
             except (SourceFailed, EngineUnavailable) as failure:
                 if self._grant is None:
                     raise Broken("a source was read without a grant") from failure
-                self._grant = await self._sources.next(self._grant, failure, filling.counter.watermark, filling.blame)
+                counter = filling.counter
+                self._grant = await self._sources.next(
+                    self._grant, failure, counter.watermark, counter.bytes_done, filling.blame
+                )
                 self._slot.upstream = self._grant.source.generation
             finally:
                 self._sources.count(filling.counter.bytes_done - before)

@@ -75,12 +75,13 @@ async def joined(timeout_s: float) -> Any:
 
 
 async def blocking(work: Callable[[], T], timeout_s: float, doing: str) -> T:
-    """The result of a call into Ray that blocks; after `timeout_s` it is left to end by itself, in a daemon thread."""
-    return await _outcome(_in_thread(work), timeout_s, doing)
+    """The result of a call into Ray that blocks, or the error of ours that it raises; after `timeout_s` it is left to
+    end by itself, in a daemon thread."""
+    return await _outcome(_in_thread(work), timeout_s, doing, passed=(TensorHubError,))
 
 
 async def called(method: Any, *arguments: object, timeout_s: float, doing: str) -> Any:
-    """The result of an actor's method."""
+    """The result of an actor's method. An error of ours that it raised there says nothing about this caller."""
     try:
         future: Future[Any] = method.remote(*arguments).future()
     except Exception as error:  # whatever the library raises: this is its port
@@ -88,22 +89,25 @@ async def called(method: Any, *arguments: object, timeout_s: float, doing: str) 
     return await _outcome(future, timeout_s, doing)
 
 
-async def _outcome(future: Future[T], timeout_s: float, doing: str, advice: str = "") -> T:
+async def _outcome(
+    future: Future[T], timeout_s: float, doing: str, advice: str = "", passed: tuple[type[Exception], ...] = ()
+) -> T:
     after = f"; {advice}" if advice else ""
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(future)
     except TimeoutError as error:
         raise ServerUnavailable(f"{doing} took longer than {timeout_s:g} s{after}") from error
-    except TensorHubError:
+    except passed:
         raise
     except Exception as error:
         raise _told(error, doing, after) from error
 
 
 def _told(error: Exception, doing: str, after: str = "") -> ServerUnavailable:
-    """Ray raises a zoo: RayError, ConnectionError, RuntimeError, ValueError. Its first line says enough."""
-    lines = str(error).strip().splitlines() or [""]
+    """Ray raises a zoo: RayError, ConnectionError, RuntimeError, ValueError. The first line says enough, of the cause
+    where Ray tells it: the error of a method is a traceback otherwise."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [""]
     return ServerUnavailable(f"{doing} failed: {type(error).__name__}: {lines[0]}{after}")
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tensorhub.client.buffers import Buffers
-from tensorhub.client.holding import Holding
+from tensorhub.client.holding import Holding, show
 from tensorhub.client.publication import Publication
 from tensorhub.client.results import Transfer
 from tensorhub.messages import Done, Notice
 from tensorhub.references import Claim
-from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, Version
+from tensorhub.ports import Engine
+from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, SessionId, Version
 
 
 class State(enum.Enum):
@@ -66,6 +67,12 @@ class Slot:
     reading: asyncio.Future[None] | None = None
     #: A `Done` whose answer was lost: to be asked again before anything else.
     pending: Done | None = None
+
+    @classmethod
+    def of(cls, buffers: Buffers, engines: Sequence[Engine], incarnation: SessionId) -> Slot:
+        """Fresh buffers, shown to engines."""
+        holding = show(buffers, engines, incarnation)
+        return cls(holding.buffers, holding)
 
     def fill(self, target: Version, upstream: Generation, *, verified: bool) -> None:
         """Bytes of `target` may land from now on: the tensors hold no version."""

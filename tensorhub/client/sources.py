@@ -83,7 +83,9 @@ class Sources:
         failed = self._failed.get(grant.source.generation)
         return choose(engines, grant.source.locators, [engine.name for engine in engines], failed)
 
-    async def next(self, grant: Granted, failure: TensorHubError, watermark: int, blame: Blame) -> Granted:
+    async def next(
+        self, grant: Granted, failure: TensorHubError, watermark: int, bytes_done: int, blame: Blame
+    ) -> Granted:
         """Where to go on after the granted source failed: the same grant when another engine may do better, else what
         the server chooses; `VersionUnavailable` when it has nobody else.
         """
@@ -102,6 +104,7 @@ class Sources:
             grant.source.generation,
             failure.message,
             watermark,
+            bytes_done,
             int(left_s * NS),
         )
         try:

@@ -67,7 +67,7 @@ class Failure(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds after which a server cuts a peer off that does not do its part."""
+    """How many peers a server serves, and the seconds after which it cuts one off that does not do its part."""
 
     #: Longer than any way there and back; short, for a stranger holds one of the server's threads so long.
     greeting_s: float = 10.0
@@ -77,6 +77,8 @@ class Limits:
     request_s: float = 10.0
     #: At most 8 MiB: a reader that lands less than 280 KB/s stands still, and holds a thread.
     reply_s: float = 30.0
+    #: A reader has three, so this is 170 readers; each costs a thread and its socket.
+    connections: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,13 @@ class StreamServer:
         self._native = library()
         #: Guards `_handle` against a `stop` in another thread, which frees it.
         self._lock = threading.Lock()
-        nanoseconds = (ctypes.c_int64 * 4)(*(int(seconds * 1e9) for seconds in astuple(limits or Limits())))
+        *seconds, connections = astuple(limits or Limits())
+        numbers = (ctypes.c_int64 * 5)(*(int(each * 1e9) for each in seconds), connections)
         listener.setblocking(False)
         handle = ctypes.c_void_p()
         _check(
             self._native.th_server_start(
-                listener.detach(), incarnation, ctypes.addressof(nanoseconds), ctypes.addressof(handle)
+                listener.detach(), incarnation, ctypes.addressof(numbers), ctypes.addressof(handle)
             ),
             "cannot serve streams",
         )

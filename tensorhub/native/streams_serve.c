@@ -14,19 +14,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A reader has a few connections, so this is more than a hundred readers; each costs a thread and its socket. */
-#define CONNECTIONS_MAX 512
 /* One send's bytes: a removal waits for it, and so does the look at the deadline. */
 #define SEND_BYTES_MAX (1u << 20)
 /* Without descriptors or memory, accepting has to wait for better times. */
 #define ACCEPT_PAUSE_NS 100000000
 
-/* Nanoseconds; the reasons stand with `Limits` in streams.py. */
+/* Times in nanoseconds; the reasons stand with `Limits` in streams.py. */
 struct limits {
     int64_t greeting_ns; /* from accepting a connection to the whole of its greeting */
     int64_t idle_ns;     /* between two requests */
     int64_t request_ns;  /* from the first byte of a request to its last */
     int64_t reply_ns;    /* for one reply, of at most REQUEST_BYTES_MAX */
+    int64_t connections;
 };
 
 enum { UNUSED, RUNNING, ENDED };
@@ -48,7 +47,7 @@ struct server {
     struct limits limits;
     struct served served;
     _Atomic uint64_t bytes_sent;
-    struct connection connections[CONNECTIONS_MAX];
+    struct connection connections[]; /* `limits.connections` of them */
 };
 
 /* What was asked for, on the stack of the thread that answers. */
@@ -285,7 +284,7 @@ static void *serve(void *argument)
 static struct connection *tidy(struct server *server)
 {
     struct connection *unused = NULL;
-    for (size_t i = 0; i < CONNECTIONS_MAX; i++) {
+    for (int64_t i = 0; i < server->limits.connections; i++) {
         struct connection *connection = &server->connections[i];
         if (atomic_load(&connection->state) == ENDED && pthread_join(connection->thread, NULL) == 0)
             atomic_store(&connection->state, UNUSED);
@@ -370,7 +369,7 @@ static void release(struct server *server)
 /* Serves on a listening, non-blocking socket, which it owns from then on, also when it fails. Returns 0 or errno. */
 EXPORT int th_server_start(int listener, const uint8_t *incarnation, const struct limits *limits, struct server **out)
 {
-    struct server *server = calloc(1, sizeof *server);
+    struct server *server = calloc(1, sizeof *server + (size_t)limits->connections * sizeof *server->connections);
     if (server == NULL) {
         close(listener);
         return ENOMEM;
@@ -378,7 +377,7 @@ EXPORT int th_server_start(int listener, const uint8_t *incarnation, const struc
     server->listener = listener;
     memcpy(server->incarnation, incarnation, INCARNATION_BYTES);
     server->limits = *limits;
-    for (size_t i = 0; i < CONNECTIONS_MAX; i++)
+    for (int64_t i = 0; i < server->limits.connections; i++)
         atomic_store(&server->connections[i].fd, -1);
     int error = th_served_open(&server->served);
     if (error != 0) {
@@ -414,7 +413,7 @@ EXPORT int th_server_remove(struct server *server, uint64_t address, uint64_t nb
 EXPORT void th_server_facts(struct server *server, uint64_t *connections, uint64_t *bytes_sent)
 {
     *connections = 0;
-    for (size_t i = 0; i < CONNECTIONS_MAX; i++)
+    for (int64_t i = 0; i < server->limits.connections; i++)
         *connections += atomic_load(&server->connections[i].state) == RUNNING;
     *bytes_sent = atomic_load(&server->bytes_sent);
 }
@@ -427,7 +426,7 @@ EXPORT int th_server_stop(struct server *server)
     int error = pthread_join(server->acceptor, NULL);
     if (error != 0)
         return error;
-    for (size_t i = 0; i < CONNECTIONS_MAX; i++) {
+    for (int64_t i = 0; i < server->limits.connections; i++) {
         struct connection *connection = &server->connections[i];
         if (atomic_load(&connection->state) != UNUSED && (error = pthread_join(connection->thread, NULL)) != 0)
             return error;
@@ -443,7 +442,7 @@ EXPORT void th_server_forget(struct server *server)
     close(server->listener);
     close(server->bell);
     close(server->stop);
-    for (size_t i = 0; i < CONNECTIONS_MAX; i++) {
+    for (int64_t i = 0; i < server->limits.connections; i++) {
         int fd = atomic_load(&server->connections[i].fd);
         if (fd >= 0)
             close(fd);

@@ -21,7 +21,7 @@ from tensorhub.errors import (
     WaitTimeout,
 )
 from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
-from tensorhub.server import grants
+from tensorhub.server import grants, origins
 from tensorhub.server.holdings import detach, drop, hide, linger, names, pin, refresh, show, stopped, unpin
 from tensorhub.server.settings import OUTCOMES_MAX
 from tensorhub.server.state import (
@@ -238,7 +238,7 @@ def _finish(turn: Turn, part: Part, filling: Holding, request: Done) -> None:
     part.phase, part.call = Phase.DONE, turn.call
     filling.root = request.root
     filling.watermark = slot.content.chunks
-    filling.bytes_done = request.bytes_done
+    origins.count(filling, request.bytes_done)
     detach(turn, filling)
     refresh(turn, filling)
     if known is not None:

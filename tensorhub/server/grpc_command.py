@@ -13,7 +13,7 @@ import socket
 import sys
 
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Broken
+from tensorhub.errors import BadRequest, Broken, ServerUnavailable
 from tensorhub.server.host import Host
 from tensorhub.wire.token import TOKEN_ENV, TOKEN_FILE_ENV
 
@@ -42,8 +42,12 @@ async def run(host: Host, options: argparse.Namespace, *, has_token: bool) -> in
 
     `BadRequest` for options that cannot be used, `ServerUnavailable` where gRPC is not installed.
     """
-    from tensorhub.server.grpc_service import Tls, serve
-
+    try:
+        from tensorhub.server.grpc_service import Tls, serve
+    except ModuleNotFoundError as missing:
+        raise ServerUnavailable(
+            f"a server over gRPC needs the module {missing.name!r}; install it by: pip install 'tensorhub[grpc]'"
+        ) from missing
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
         raise BadRequest("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top of them")
     tls = Tls(options.tls_cert, options.tls_key, options.tls_client_ca) if options.tls_cert else None

@@ -6,6 +6,9 @@ an answer says is the machine's. Health (`grpc.health.v1`) says whether it serve
 
 from __future__ import annotations
 
+from tensorhub.wire.grpc_library import grpc  # before all that imports it: this decides how it is loaded
+
+# isort: split
 import asyncio
 import contextlib
 import logging
@@ -14,24 +17,17 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable, Where
+from tensorhub.errors import BadRequest, Broken, Closed, Where
 from tensorhub.messages import Answer, Refused
 from tensorhub.server.host import Door, Host
 from tensorhub.server.settings import SESSIONS_MAX
 from tensorhub.wire.codec import FRAME_BYTES_MAX
 from tensorhub.wire.grpc_names import ACCEPTED, SERVICE
 from tensorhub.wire.proto import call_id_of, decode_call, encode_answer
-
-try:
-    import grpc
-    import grpc.aio
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
-except ModuleNotFoundError as missing:
-    raise ServerUnavailable(
-        f"a server over gRPC needs the module {missing.name!r}; install it by: pip install 'tensorhub[grpc]'"
-    ) from missing
 
 #: A stream for each session that the machine takes, and one for its heartbeat.
 STREAMS_MAX = 2 * SESSIONS_MAX

@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 
 from tensorhub.errors import Closed
 from tensorhub.messages import Content, SourceLost, Unpublished
+from tensorhub.server import origins
 from tensorhub.server.placement import of_replica, prefixes, shelf_of, weight
 from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX, SERVED_MAX
 from tensorhub.server.state import (
@@ -84,7 +85,7 @@ def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
     detach(turn, holding)
     readers = names(holding)
     for reader in list(holding.readers.values()):
-        _unlink(reader, holding)
+        _unlink(turn, reader, holding)
         refresh(turn, reader)
         seat = reader.member.seat
         notice = SourceLost(seat, reader.generation, holding.generation, reason)
@@ -147,6 +148,7 @@ def end_drain(turn: Turn, holding: Holding, readers: tuple[str, ...]) -> None:
 def attach(turn: Turn, reader: Holding, source: Holding) -> None:
     """The reader reads from the source from now on."""
     reader.upstream = source
+    origins.begin(reader, source, turn.now_ns)
     source.readers[reader.generation] = reader
     if len(source.served) < SERVED_MAX:
         source.served[str(reader.member.seat)] = None
@@ -162,15 +164,16 @@ def detach(turn: Turn, reader: Holding) -> None:
     source = reader.upstream
     if source is None:
         return
-    _unlink(reader, source)
+    _unlink(turn, reader, source)
     turn.drains[source] = None
     turn.slots[source.slot] = None
     refresh(turn, source)
     refresh(turn, reader)
 
 
-def _unlink(reader: Holding, source: Holding) -> None:
+def _unlink(turn: Turn, reader: Holding, source: Holding) -> None:
     reader.upstream = None
+    origins.end(reader, turn.now_ns)
     del source.readers[reader.generation]
     source.load -= reader.weight
     reader.weight = 0
@@ -189,7 +192,7 @@ def _rise(holding: Holding | None) -> None:
 
 def advance(turn: Turn, holding: Holding, watermark: int, bytes_done: int) -> None:
     """A report of progress: never backwards; it also clears the name of the source."""
-    holding.bytes_done = max(holding.bytes_done, bytes_done)
+    origins.count(holding, bytes_done)
     watermark = min(watermark, holding.slot.content.chunks)
     if watermark <= holding.watermark:
         return

@@ -11,7 +11,7 @@ from itertools import pairwise
 from tensorhub.errors import Broken, Where
 from tensorhub.server.holdings import centre, is_drained
 from tensorhub.server.placement import prefixes, shelf_of, weight
-from tensorhub.server.settings import DEPTH_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
+from tensorhub.server.settings import DEPTH_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -180,6 +180,7 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
             or holding.root == slot.root
         ),
     )
+    yield from _origins(holding)
     yield "a source has at most so many readers", len(holding.readers) <= READERS_PER_SOURCE_MAX
     for generation, reader in holding.readers.items():
         yield "a reader knows its source", reader.upstream is holding and reader.generation == generation
@@ -207,6 +208,16 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
     )
     yield "doubt ends", holding.is_unsure == (("unsure", holding.generation) in state.deadlines.at)
     yield "quarantine ends", holding.quarantined == (("quarantine", holding.generation) in state.deadlines.at)
+
+
+def _origins(holding: Holding) -> Iterator[Finding]:
+    origins, source = holding.origins, holding.upstream
+    yield "origins are bounded", len(origins) <= ORIGINS_MAX
+    yield "no more came from sources than is done", sum(origin.nbytes for origin in origins) <= holding.bytes_done
+    yield "earlier origins have ended", all(origin.ended_ns is not None for origin in origins[:-1])
+    last = origins[-1] if origins else None
+    read = last.seat if last is not None and last.ended_ns is None else None
+    yield "the origin that goes on is the source", read == (None if source is None else source.member.seat)
 
 
 def _replica(state: State, replica: Replica) -> Iterator[Finding]:

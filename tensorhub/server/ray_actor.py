@@ -24,6 +24,7 @@ from tensorhub.server.polled import PolledDoors
 from tensorhub.server.settings import SECOND_NS, Settings
 from tensorhub.server.streams import CONNECTIONS_MAX, FLUSH_S
 from tensorhub.types import ID_BYTES, Epoch
+from tensorhub.wire.token import read_token
 
 #: All reference servers of a cluster live here, whatever namespace their clients have.
 NAMESPACE = "tensorhub"
@@ -39,14 +40,17 @@ _LOG = logging.getLogger("tensorhub.server")
 def start(name: str, environ: Mapping[str, str] = os.environ, node_id: str | None = None) -> Any:
     """The handle of the actor `name`, made if there is none yet, however many ask at once. Blocks; Ray's errors pass.
 
-    `environ` gives the durations a new server is started with, `node_id` where it should live if that node can.
+    `environ` gives the durations a new server is started with, `node_id` where it should live if that node can. In
+    every life it wants the token that this process has; Ray keeps it: who may read that may run code there anyway.
     """
     lease_ns, beat_ns = _duration_ns(environ, LEASE_ENV), _duration_ns(environ, BEAT_ENV)
     log_level = environ.get(LOG_LEVEL_ENV, "WARNING").upper()
+    token = read_token()
 
     import ray
 
-    return ray.remote(ReferenceServer).options(**options(name, node_id)).remote(name, lease_ns, beat_ns, log_level)
+    actor = ray.remote(ReferenceServer).options(**options(name, node_id))
+    return actor.remote(name, lease_ns, beat_ns, log_level, token)
 
 
 def options(name: str, node_id: str | None) -> dict[str, Any]:
@@ -84,12 +88,14 @@ def _duration_ns(environ: Mapping[str, str], name: str) -> int | None:
 class ReferenceServer:
     """The actor. Ray runs all of it on one event loop, and `__init__` anew in every life."""
 
-    def __init__(self, name: str, lease_ns: int | None, beat_ns: int | None, log_level: str) -> None:
+    def __init__(
+        self, name: str, lease_ns: int | None, beat_ns: int | None, log_level: str = "WARNING", token: bytes = b""
+    ) -> None:
         _set_up_logging(log_level)
         given = {"lease_ns": lease_ns, "beat_ns": beat_ns}
         settings = Settings(**{field: value for field, value in given.items() if value is not None})
         self._epoch = Epoch(secrets.token_bytes(ID_BYTES))
-        self._host = Host(Machine(self._epoch, settings))
+        self._host = Host(Machine(self._epoch, settings), token=token)
         self._doors = PolledDoors(self._host)
         #: Where frames are taken; None where nothing can be bound, and clients can only call.
         self._listener = _listen()

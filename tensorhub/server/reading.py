@@ -9,7 +9,7 @@ from itertools import islice
 
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
-from tensorhub.server import grants, groups
+from tensorhub.server import grants, groups, origins
 from tensorhub.server.holdings import advance, detach, drop, is_drained, refresh
 from tensorhub.server.publishing import check_opaque, own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
@@ -62,7 +62,7 @@ def reroute(turn: Turn, request: Reroute) -> None:
         detach(turn, filling)
         _report(turn, source, member)
     # After the detach: what was read before the failure does not clear the source's name.
-    advance(turn, filling, request.watermark, filling.bytes_done)
+    advance(turn, filling, request.watermark, request.bytes_done)
     part.deadline_ns = turn.until(request.timeout_ns)
     turn.deadlines.set(("part", member.seat), part.deadline_ns)
     groups.extend(turn, part.transaction)
@@ -88,7 +88,7 @@ def end_quarantine(turn: Turn, source: Holding) -> None:
 def _note_route(filling: Holding, route: str) -> None:
     """Shown to people; what is too long is cut, and nothing said means that nothing changed."""
     if route:
-        filling.route = route[:ROUTE_TEXT_MAX]
+        origins.note_route(filling, route[:ROUTE_TEXT_MAX])
 
 
 def _filling(member: Member, generation: Generation) -> tuple[Part, Holding]:

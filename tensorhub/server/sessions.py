@@ -241,6 +241,8 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
     holding = make(turn, member, claim.buffers, slot, claim.generation, state=state)
     holding.locators, holding.exposure = claim.locators, claim.exposure
     holding.watermark = slot.content.chunks if claim.complete else min(claim.watermark, slot.content.chunks)
+    # Who gave it this prefix nobody knows any more; that much is not put down to the next source.
+    holding.bytes_done = holding.watermark * slot.content.shard_bytes // max(1, slot.content.chunks)
     if claim.published:
         member.published = version
     if claim.complete or claim.published:

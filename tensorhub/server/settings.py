@@ -20,6 +20,8 @@ OUTCOMES_MAX = 16
 STORY_MAX = 48
 #: Names kept of those who read a holding, to be told to a publisher that broke its contract: a rack full.
 SERVED_MAX = 64
+#: Sources remembered per filling: few give way while one reader reads; above it those that gave least are forgotten.
+ORIGINS_MAX = 8
 #: Lineages of one model: a job that resumes this often needs a new model name.
 LINEAGES_MAX = 1024
 #: Models a server remembers; idle ones are forgotten first.

@@ -113,6 +113,19 @@ class Drain:
 
 
 @dataclass(slots=True, eq=False)
+class Origin:
+    """A source that a holding was filled from, for people: it may be long gone, so it is a name, not a record."""
+
+    seat: Seat
+    began_ns: int
+    #: None while it is the reader's `upstream`, and only then.
+    ended_ns: int | None = None
+    #: Bytes verified from it; never decreases.
+    nbytes: int = 0
+    route: str = ""
+
+
+@dataclass(slots=True, eq=False)
 class Holding:
     """One buffer set of one seat, holding one shard of one version, or being filled with it."""
 
@@ -144,6 +157,8 @@ class Holding:
     reports: dict[Seat, None] = field(default_factory=dict)
     #: What a filling reads from; it is in that one's `readers`.
     upstream: Holding | None = None
+    #: Whom it was filled from, in order; at most ORIGINS_MAX. The last one is `upstream`, while there is one.
+    origins: list[Origin] = field(default_factory=list)
     #: Fillings that read from here.
     readers: dict[Generation, Holding] = field(default_factory=dict)
     #: {generation of a filling that is gone: its reader}: they take no place, but it is not drained while they linger.

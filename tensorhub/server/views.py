@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
 from tensorhub.server.holdings import names
-from tensorhub.server.state import Holding, HoldingState, ModelTable, Session, State, VersionRecord
+from tensorhub.server.state import Holding, HoldingState, ModelTable, Origin, Session, State, VersionRecord
 from tensorhub.server.turn import Turn
+from tensorhub.views import PulledView
 
 
 def versions(model: ModelTable) -> tuple[VersionView, ...]:
@@ -23,7 +24,7 @@ def status(turn: Turn, models: Iterable[ModelTable]) -> StatusView:
         state.epoch,
         tuple(_session(turn, session) for session in state.sessions.values()),
         tuple(row for model in tables for row in versions(model)),
-        tuple(_holding(holding) for model in tables for holding in holdings(model)),
+        tuple(_holding(turn, holding) for model in tables for holding in holdings(model)),
         tuple(row for model in tables for row in _waiting(turn, model)),
     )
 
@@ -68,7 +69,7 @@ def _version_state(record: VersionRecord) -> str:
     return "incomplete" if record.centres else "hidden"
 
 
-def _holding(holding: Holding) -> HoldingView:
+def _holding(turn: Turn, holding: Holding) -> HoldingView:
     member, slot = holding.member, holding.slot
     return HoldingView(
         member.seat,
@@ -84,7 +85,14 @@ def _holding(holding: Holding) -> HoldingView:
         member.spot,
         member.location,
         holding.route,
+        tuple(_pulled(turn, origin) for origin in holding.origins),
     )
+
+
+def _pulled(turn: Turn, origin: Origin) -> PulledView:
+    ended_ns = turn.now_ns if origin.ended_ns is None else origin.ended_ns
+    age_ns = turn.now_ns - origin.began_ns
+    return PulledView(origin.seat, origin.nbytes, origin.route, age_ns, ended_ns - origin.began_ns)
 
 
 def _holding_state(holding: Holding) -> str:

@@ -65,6 +65,8 @@ class Endpoint:
                 and 0 < endpoint.port <= PORT_MAX
                 and isinstance(endpoint.incarnation, bytes)
                 and len(endpoint.incarnation) == INCARNATION_BYTES
+                and isinstance(endpoint.boot, str)
+                and isinstance(endpoint.network, int)
             )
         except (ValueError, TypeError, KeyError) as error:
             raise EngineUnavailable(f"the source's locator is malformed: {error!r}") from error

@@ -205,7 +205,7 @@ def acquire(host: str, protocol: str) -> Library:
     with _starting:
         library, users = _libraries.get((host, protocol), (None, 0))
         if library is None:
-            library = start(_load(":" in host)(), host, protocol)
+            library = start(load(":" in host)(), host, protocol)
         elif library.pid != os.getpid():
             raise EngineUnavailable(
                 f"Mooncake was started by process {library.pid}, before the fork: it does not work in its children; "
@@ -243,7 +243,7 @@ def start(engine: TransferEngine, host: str, protocol: str) -> Library:
 _loaded_for_ipv6: bool | None = None
 
 
-def _load(is_ipv6: bool) -> Callable[[], TransferEngine]:
+def load(is_ipv6: bool) -> Callable[[], TransferEngine]:
     """The library's class. It reads its switches once, when it is imported: they are set for that moment only."""
     global _loaded_for_ipv6  # noqa: PLW0603 - a library is loaded once per process
     wanted = {} if os.environ.get(_LOG_ENV) else {_LOG_ENV: "ERROR"}

@@ -7,12 +7,13 @@ construction. Calls the library through the two functions it is given; touches n
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tensorhub.errors import BadRequest, NotRegistered
+from tensorhub.errors import BadRequest, EngineUnavailable, NotRegistered
 from tensorhub.transport.ranges import ADDRESS_MAX
 
 
@@ -24,6 +25,8 @@ class _Region:
     end: int
     #: {(address, nbytes): how often it is registered}, never 0.
     ranges: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: Whether the library has it: not if it refused to take it back after a failure.
+    is_given: bool = False
 
 
 class Registrations:
@@ -59,12 +62,14 @@ class Registrations:
             start = min([address, *(region.start for region in old)])
             end = max([address + nbytes, *(region.end for region in old)])
             largest = max((region.ranges for region in old), key=len, default=Counter[tuple[int, int]]())
-            self._replace(old, [_Region(start, end)])
+            merged = _Region(start, end)
+            self._replace(old, [merged])
             for region in old:
                 if region.ranges is not largest:
                     largest.update(region.ranges)  # the smaller into the larger: n ranges in a row cost O(n log n)
             largest[address, nbytes] += 1
-            self._regions[first:stop] = [_Region(start, end, largest)]
+            merged.ranges = largest
+            self._regions[first:stop] = [merged]
 
     def remove(self, address: int, nbytes: int) -> None:
         """Undo one `add`; bytes that no range covers any more are taken back."""
@@ -88,13 +93,13 @@ class Registrations:
         """Whether one region holds every byte."""
         with self._lock:
             at = bisect.bisect_right(self._regions, address, key=lambda region: region.start) - 1
-            return at >= 0 and address + nbytes <= self._regions[at].end
+            return at >= 0 and self._regions[at].is_given and address + nbytes <= self._regions[at].end
 
     def clear(self) -> None:
         """Take everything back; idempotent."""
         with self._lock:
             while self._regions:
-                self._take_back(self._regions.pop().start)
+                self._end(self._regions.pop())
 
     def _touching(self, start: int, end: int) -> tuple[int, int]:
         first = bisect.bisect_left(self._regions, start, key=lambda region: region.end)
@@ -102,20 +107,28 @@ class Registrations:
         return first, max(first, stop)
 
     def _replace(self, old: list[_Region], new: list[_Region]) -> None:
-        """Exchange regions at the library: all of it, or the old ones are given back to it and the error is raised."""
+        """Exchange regions at the library, or give it the old ones again and raise its error."""
         for region in old:
-            self._take_back(region.start)
-        given: list[_Region] = []
+            self._end(region)
         try:
             for region in new:
-                self._give(region.start, region.end - region.start)
-                given.append(region)
+                self._begin(region)
         except BaseException:
-            for region in given:
-                self._take_back(region.start)
+            for region in new:
+                self._end(region)
             for region in old:
-                self._give(region.start, region.end - region.start)
+                with contextlib.suppress(EngineUnavailable):  # the first refusal is the one to tell
+                    self._begin(region)
             raise
+
+    def _begin(self, region: _Region) -> None:
+        self._give(region.start, region.end - region.start)
+        region.is_given = True
+
+    def _end(self, region: _Region) -> None:
+        if region.is_given:
+            region.is_given = False
+            self._take_back(region.start)
 
 
 def _split(ranges: Counter[tuple[int, int]]) -> list[_Region]:

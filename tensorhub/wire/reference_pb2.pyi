@@ -363,20 +363,22 @@ class Progress(_message.Message):
     def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., watermark: _Optional[int] = ..., bytes_done: _Optional[int] = ..., route: _Optional[str] = ...) -> None: ...
 
 class Reroute(_message.Message):
-    __slots__ = ("seat", "generation", "source", "reason", "watermark", "timeout_ns")
+    __slots__ = ("seat", "generation", "source", "reason", "watermark", "timeout_ns", "bytes_done")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     generation: bytes
     source: bytes
     reason: str
     watermark: int
     timeout_ns: int
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., source: _Optional[bytes] = ..., reason: _Optional[str] = ..., watermark: _Optional[int] = ..., timeout_ns: _Optional[int] = ...) -> None: ...
+    bytes_done: int
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., source: _Optional[bytes] = ..., reason: _Optional[str] = ..., watermark: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., bytes_done: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("seat", "group", "sequence", "generation", "root", "bytes_done")
@@ -600,8 +602,22 @@ class VersionView(_message.Message):
     verified: bool
     def __init__(self, model: _Optional[_Union[ModelKey, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., state: _Optional[str] = ..., shards: _Optional[int] = ..., nbytes: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., partial: _Optional[_Iterable[str]] = ..., readers: _Optional[int] = ..., verified: _Optional[bool] = ...) -> None: ...
 
+class PulledView(_message.Message):
+    __slots__ = ("source", "nbytes", "route", "age_ns", "took_ns")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_NS_FIELD_NUMBER: _ClassVar[int]
+    source: Seat
+    nbytes: int
+    route: str
+    age_ns: int
+    took_ns: int
+    def __init__(self, source: _Optional[_Union[Seat, _Mapping]] = ..., nbytes: _Optional[int] = ..., route: _Optional[str] = ..., age_ns: _Optional[int] = ..., took_ns: _Optional[int] = ...) -> None: ...
+
 class HoldingView(_message.Message):
-    __slots__ = ("seat", "shards", "buffers", "version", "state", "watermark", "chunks", "nbytes", "upstream", "readers", "spot", "location", "route")
+    __slots__ = ("seat", "shards", "buffers", "version", "state", "watermark", "chunks", "nbytes", "upstream", "readers", "spot", "location", "route", "pulled")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
@@ -615,6 +631,7 @@ class HoldingView(_message.Message):
     SPOT_FIELD_NUMBER: _ClassVar[int]
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     shards: int
     buffers: str
@@ -628,7 +645,8 @@ class HoldingView(_message.Message):
     spot: bool
     location: Location
     route: str
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., shards: _Optional[int] = ..., buffers: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., state: _Optional[str] = ..., watermark: _Optional[int] = ..., chunks: _Optional[int] = ..., nbytes: _Optional[int] = ..., upstream: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ..., spot: _Optional[bool] = ..., location: _Optional[_Union[Location, _Mapping]] = ..., route: _Optional[str] = ...) -> None: ...
+    pulled: _containers.RepeatedCompositeFieldContainer[PulledView]
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., shards: _Optional[int] = ..., buffers: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., state: _Optional[str] = ..., watermark: _Optional[int] = ..., chunks: _Optional[int] = ..., nbytes: _Optional[int] = ..., upstream: _Optional[str] = ..., readers: _Optional[_Iterable[str]] = ..., spot: _Optional[bool] = ..., location: _Optional[_Union[Location, _Mapping]] = ..., route: _Optional[str] = ..., pulled: _Optional[_Iterable[_Union[PulledView, _Mapping]]] = ...) -> None: ...
 
 class SessionView(_message.Message):
     __slots__ = ("session", "host", "pid", "seats", "lease_left_ns")

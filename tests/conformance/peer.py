@@ -70,6 +70,9 @@ def main() -> None:
     }
     for line in sys.stdin:
         command, *arguments = json.loads(line)
+        if command == "hold":
+            print("null", flush=True)
+            ctypes.PyDLL(None).pause()  # unlike CDLL, keeps the interpreter's lock
         print(json.dumps(commands[command](*arguments)), flush=True)
 
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tensorhub import native
+from tensorhub.errors import EngineUnavailable
 from tensorhub.ports import Chunks, Engine, Ranges
+from tensorhub.transport import mooncake_library
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.transport.mooncake import MooncakeEngine
@@ -87,6 +90,14 @@ class SourceProcess:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def hold_interpreter(self) -> None:
+        """From its answer on, no thread of it runs Python again."""
+        self.ask("hold")
+
     def end(self) -> None:
         self.kill()
         for stream in (self.process.stdin, self.process.stdout):
@@ -113,6 +124,16 @@ CASES = {
     "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
     "mooncake": Case(lambda: MooncakeEngine(LOOPBACK), lambda: SourceProcess("mooncake"), True),
 }
+
+
+def usable(name: str) -> str:
+    """The name of a case, whose test is skipped where an optional package is missing."""
+    if name == "mooncake":
+        try:
+            mooncake_library.load(is_ipv6=False)
+        except EngineUnavailable as error:
+            pytest.skip(error.message)
+    return name
 
 
 class Liar:

@@ -16,7 +16,7 @@ from tensorhub import messages as m
 from tensorhub.client.hub import default_job
 from tensorhub.client.links import parse_server
 from tensorhub.client.session import Session
-from tensorhub.errors import Broken
+from tensorhub.errors import Broken, Unauthorized
 from tensorhub.server.ray_actor import options
 from tensorhub.types import ModelKey, ReplicaId, Seat
 from tests.integration.conftest import blank, same, weights
@@ -63,8 +63,10 @@ def test_a_killed_server_is_replaced_between_two_pulls(
     assert same(second, ours)
 
 
-def test_a_server_made_anew_under_its_name_is_found(server: RayServer) -> None:
-    """server_recreated_same_name: removed for good, then made again by whoever needs it: another actor, empty."""
+def test_a_server_made_anew_under_its_name_is_found(server: RayServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """server_recreated_same_name: removed for good, then made again by whoever needs it: another actor, empty, which
+    wants its maker's token from everybody."""
+    monkeypatch.setenv("TENSORHUB_TOKEN", "secret")
     ours, theirs = weights(1, rows=8), blank(weights(1, rows=8))
     trainer, rollout = opened(server, "trainer", ours), opened(server, "rollout", theirs)
     trainer.publish(version=1)
@@ -73,6 +75,9 @@ def test_a_server_made_anew_under_its_name_is_found(server: RayServer) -> None:
     assert rollout.replicate("latest", timeout=PATIENCE_S).version == 1
     assert same(theirs, ours)
     assert server.handle()._actor_id != actor
+    stranger = Session(parse_server(server.address), new_session_id(), host="host", pid=os.getpid())
+    with pytest.raises(Unauthorized, match="wants a token"):
+        asyncio.run(stranger.open(PATIENCE_S))
 
 
 def held_gil(pipe: Connection, address: str, model: str) -> None:
@@ -156,7 +161,7 @@ def test_a_broken_server_is_replaced(server: RayServer) -> None:
     import ray
 
     ray.init(address="auto", log_to_driver=False, logging_level="error")
-    ray.remote(BreakableServer).options(**options(server.name, None)).remote(server.name, None, None, "WARNING")
+    ray.remote(BreakableServer).options(**options(server.name, None)).remote(server.name, None, None)
     before = server.epoch()
 
     async def break_it() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from tensorhub.cli.__main__ import main
 from tensorhub.errors import BadRequest, ServerUnavailable, Where
 from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId, Version
+from tensorhub.views import PulledView
 
 MODEL = ModelKey("default", "actor")
 SEAT = Seat(MODEL, ReplicaId("rollout-0"), 1)
@@ -22,7 +27,20 @@ STATUS = StatusView(
     versions=(VERSION,),
     holdings=(
         HoldingView(
-            SEAT, 2, "a", Version("main", 7), "filling", 3, 9, 45, "trainer#1", (), True, Location(("dc1", "r3")), "tcp"
+            SEAT,
+            2,
+            "a",
+            Version("main", 7),
+            "filling",
+            3,
+            9,
+            45,
+            "trainer#1",
+            (),
+            True,
+            Location(("dc1", "r3")),
+            "tcp",
+            (PulledView(Seat(MODEL, ReplicaId("trainer"), 1), 15, "tcp", 2_000_000_000, 1_000_000_000),),
         ),
     ),
     waiting=(WaitView("rollout-1#0", "latest of actor", 1_000_000_000),),
@@ -83,6 +101,58 @@ def test_versions_json_and_table(server: dict[str, Any], capsys: pytest.CaptureF
     )
 
 
+def test_graph_shows_who_pulled_from_whom(server: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """`graph` prints a tree with its numbers; `--json` the same as nodes and edges; shards on request."""
+    assert main(["graph", "--server", "local", "--model", "actor", "--job", "default"]) == 0
+    shown = capsys.readouterr().out
+    assert "actor version 7: 1 reader, depth 1, widest 1, trainer served 1" in shown
+    assert "└ rollout-0  ███░░░░░░░  33%  15 B over tcp for 1.00 s  dc1/r3 spot" in shown
+    assert server == {"server": "local", "model": "actor", "job": "default", "timeout": 10.0}
+    assert main(["graph", "--json", "--shards"]) == 0
+    (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+    assert [node["name"] for node in graph["nodes"]] == ["trainer#1", "rollout-0#1"]
+    (edge,) = graph["edges"]
+    assert (edge["source"], edge["reader"], edge["nbytes"], edge["live"]) == ("trainer#1", "rollout-0#1", 15, True)
+    assert graph["summary"]["depth"] == 1
+
+
+def test_graph_writes_pictures(
+    server: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--svg` and `--png` write files and print nothing; what cannot be written or made is one line."""
+    renderer = types.ModuleType("resvg_py")
+    renderer.svg_to_bytes = lambda **_: b"picture"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "resvg_py", renderer)
+    svg, png = tmp_path / "graph.svg", tmp_path / "graph.png"
+    assert main(["graph", "--svg", str(svg), "--png", str(png)]) == 0
+    assert capsys.readouterr().out == ""
+    assert svg.read_text(encoding="utf-8").startswith("<svg ")
+    assert png.read_bytes() == b"picture"
+    assert main(["graph", "--svg", str(tmp_path / "no" / "graph.svg")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert main(["graph", "--png", str(png)]) == 2
+    assert "pip install 'tensorhub[graph]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "graph"])
+def test_watch_looks_until_interrupted(
+    command: str, server: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--watch` draws again after each pause; Ctrl-C ends it with a shell's code for that."""
+    pauses = iter([None, None])
+
+    def pause(_seconds: float) -> None:
+        try:
+            next(pauses)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert main([command, "--watch"]) == 130
+    assert "rollout-0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -113,6 +183,9 @@ def test_an_error_is_one_line_and_an_exit_code(
         ["demo", "--model-mib", "2", "--replicas", "99"],
         ["demo", "--weights", "/does/not/exist"],
         ["status", "--json", "--watch"],
+        ["graph", "--json", "--watch"],
+        ["graph", "--svg", "graph.svg", "--watch"],
+        ["graph", "--version", "8"],
         ["no-such-command"],
     ],
 )
@@ -128,5 +201,5 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` names every command and exits with 0."""
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "status", "versions", "serve"):
+    for command in ("demo", "graph", "status", "versions", "serve"):
         assert command in shown

@@ -33,10 +33,11 @@ def test_plain_lines_tell_the_round() -> None:
         view.stage(7, "train")
         view.progress(Member("rollout-0", 0), Progress(1, 2, "trainer#0"))
         view.round_done(ROUND)
-    first, second = stream.getvalue().splitlines()
+    first, second, third = stream.getvalue().splitlines()
     assert first.startswith("version 7: train step changed 103 tensors, published in 2.0 ms")
     assert "rollout-0 <- trainer#0, rollout-1#0: 90.9 MB in 0.500 s, 0.18 GB/s [transfer 250 ms] identical" in second
     assert "not verified" in second
+    assert third == "  graph: trainer -> rollout-0 (1 reader, depth 1, widest 1, 2 first holders served 2)"
 
 
 def test_quiet_view_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +60,23 @@ def test_live_view_shows_progress_and_rounds() -> None:
     shown = console.export_text()
     for part in ("round 7 of 3: replicate", "rollout-0#1", "trainer#1", "1.5 MB", "transfer 250 ms", "identical"):
         assert part in shown
+
+
+@pytest.mark.parametrize(("width", "beside"), [(150, True), (80, False)])
+def test_live_view_draws_who_pulls_from_whom(width: int, beside: bool) -> None:
+    """A tree of replicas moves beside the bars, below them on a narrow terminal; a source of any shard counts."""
+    console = Console(file=io.StringIO(), width=width, record=True)
+    view = demo_view.LiveView(console, Options(weights.synthetic(2), replicas=2, shards=2))
+    view.stage(7, "replicate")
+    for shard in (0, 1):
+        view.progress(Member("rollout-0", shard), Progress(300, 300, f"trainer#{shard}"))
+        view.progress(Member("rollout-1", shard), Progress(150, 300, f"rollout-0#{shard}"))
+    console.print(view.render())
+    shown = console.export_text().splitlines()
+    (first,) = [line for line in shown if "2 readers, depth 2, widest 1, trainer served 1" in line]
+    assert ("pulls from" in first) is beside
+    for part in ("└ rollout-0  complete", "└ rollout-1  █████░░░░░  50%"):
+        assert any(part in line for line in shown)
 
 
 def test_live_view_forgets_the_last_round_when_the_next_begins() -> None:

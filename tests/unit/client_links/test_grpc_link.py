@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -185,3 +187,35 @@ def test_connections_give_their_descriptors_back() -> None:
         assert threads_later <= threads + 2
 
     asyncio.run(main())
+
+
+#: Forks while a stream is open, many times; prints how its children ended.
+FORKING = """
+import asyncio, collections, os, sys
+from tensorhub.client.grpc_link import grpc_link
+from tensorhub.errors import ServerUnavailable
+async def main():
+    link = grpc_link(sys.argv[1])
+    connecting = asyncio.create_task(link.connect(60.0))
+    await asyncio.sleep(0.2)
+    endings = collections.Counter()
+    for _ in range(40):
+        child = os.fork()
+        if child == 0:
+            [number for number in range(20000)]
+            os._exit(0)
+        endings[os.waitpid(child, 0)[1]] += 1
+    connecting.cancel()
+    print(dict(endings))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_children_of_a_process_with_a_channel_live() -> None:
+    """A trainer that forks its data loaders while it is connected loses none of them to the library."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-c", FORKING, address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "{0: 40}"), done.stderr

@@ -125,7 +125,11 @@ class Process:
         self.cluster.send(self.session, m.Progress(self.seat, self.generation, watermark, watermark * 65536), call=0)
 
     def reroute(self, source: Generation, watermark: int = 0, timeout_s: float = 5) -> int:
-        return self.ask(m.Reroute(self.seat, self.generation, source, "stalled", watermark, int(timeout_s * SECOND_NS)))
+        return self.ask(
+            m.Reroute(
+                self.seat, self.generation, source, "stalled", watermark, watermark * 65536, int(timeout_s * SECOND_NS)
+            )
+        )
 
     def done(self, number: int, digest: Digest | None = None) -> int:
         digest = root(number) if digest is None else digest

@@ -40,7 +40,7 @@ def test_the_same_process_is_reached_by_memory(engines):
 def test_a_named_engine_wins_over_a_faster_one(engines):
     """A preference is an order, and 'auto' in it stands for the rest."""
     assert choose(engines, offers(engines), ["local", "auto"]).engine.name == "local"
-    assert engine_names(["local", "auto"]) == ("local", "memory", "tcp")
+    assert engine_names(["local", "auto"]) == ("local", "memory", "mooncake", "tcp")
 
 
 def test_another_process_is_reached_by_local_and_the_reason_says_why(engines):

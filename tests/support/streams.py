@@ -1,0 +1,149 @@
+"""The stream protocol written a second time, in Python: raw readers against the real server, and scripted sources
+against the real reader. Repeats no line of the C that it checks."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tensorhub.transport.endpoints import Endpoint
+
+MAGIC = b"TnsrHub\n"
+SERVED, OTHER_VERSION, OTHER_INCARNATION, FULL, NOT_REGISTERED, MALFORMED = range(6)
+#: A hang guard: nothing here takes long.
+PATIENCE_S = 30.0
+
+
+def greeting(incarnation: bytes, version: int = 1, word: int = 0, magic: bytes = MAGIC) -> bytes:
+    """`word` is the token's length from a reader, the status from a server."""
+    return struct.pack("<8sHHI16s", magic, version, word, 0, incarnation)
+
+
+def request(number: int, *ranges: tuple[int, int], kind: int = 1, count: int | None = None, total: int | None = None):
+    """One frame; `count` and `total` may lie."""
+    total = sum(nbytes for _, nbytes in ranges) if total is None else total
+    head = struct.pack("<IIQQ", kind, len(ranges) if count is None else count, number, total)
+    return head + b"".join(struct.pack("<QQ", *each) for each in ranges)
+
+
+def reply(number: int, nbytes: int, status: int = SERVED, index: int = 0) -> bytes:
+    return struct.pack("<IIQQ", status, index, number, nbytes)
+
+
+def receive(stream: socket.socket, nbytes: int) -> bytes:
+    """Exactly so many bytes, or fewer at the stream's end."""
+    parts = bytearray()
+    with suppress(ConnectionResetError):
+        while len(parts) < nbytes and (part := stream.recv(min(nbytes - len(parts), 1 << 20))):
+            parts += part
+    return bytes(parts)
+
+
+def at_end(stream: socket.socket) -> bool:
+    """Whether the peer ends the stream, without another byte."""
+    return receive(stream, 1) == b""
+
+
+class RawReader:
+    """A stream to a real server, on which a test says whatever it likes."""
+
+    def __init__(self, place: tuple[str, int], receive_buffer_bytes: int | None = None) -> None:
+        self.stream = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+        self.stream.settimeout(PATIENCE_S)
+        if receive_buffer_bytes is not None:
+            self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        try:
+            self.stream.connect(place)
+        except BaseException:
+            self.stream.close()
+            raise
+
+    def __enter__(self) -> RawReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+    def greet(self, incarnation: bytes) -> RawReader:
+        self.stream.sendall(greeting(incarnation))
+        assert receive(self.stream, 32) == greeting(incarnation, word=SERVED)
+        return self
+
+    def ask(self, number: int, *ranges: tuple[int, int]) -> tuple[int, int, bytes]:
+        """Status, index and bytes of the reply."""
+        self.stream.sendall(request(number, *ranges))
+        return self.answer(number)
+
+    def answer(self, number: int) -> tuple[int, int, bytes]:
+        status, index, repeated, nbytes = struct.unpack("<IIQQ", receive(self.stream, 24))
+        assert repeated == number
+        data = receive(self.stream, nbytes)
+        assert len(data) == nbytes
+        return status, index, data
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as a scripted source received it."""
+
+    number: int
+    nbytes: int
+    stream: socket.socket
+
+
+class ScriptedSource:
+    """Listens, greets, and hands every request to `answer`, which returns whether the stream goes on.
+
+    `connections` counts accepted streams, so that tests can tell a reused one from a new one.
+    """
+
+    def __init__(self, answer: Callable[[Asked], bool], greet: bytes | None = None) -> None:
+        self.incarnation = bytes(range(16))
+        self.connections = 0
+        self._answer, self._greeting = answer, greet
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._streams: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def locator(self) -> bytes:
+        return Endpoint.own("127.0.0.1", self._listener.getsockname()[1], self.incarnation).pack()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for stream in self._streams:
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
+        for stream in self._streams:
+            stream.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._streams.append(stream)
+            self._threads.append(threading.Thread(target=self._serve, args=(stream,)))
+            self._threads[-1].start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        with suppress(OSError):
+            if receive(stream, 32) == greeting(self.incarnation):
+                stream.sendall(self._greeting or greeting(self.incarnation, word=SERVED))
+                while len(head := receive(stream, 24)) == 24:
+                    _, count, number, nbytes = struct.unpack("<IIQQ", head)
+                    receive(stream, 16 * count)
+                    if not self._answer(Asked(number, nbytes, stream)):
+                        break
+            stream.shutdown(socket.SHUT_RDWR)
