@@ -11,7 +11,6 @@ from functools import partial
 
 from bench import fanout_peers, fanout_plot
 from bench.cluster import Cluster
-from bench.cluster.server import offers
 from bench.fanout import MBIT, READERS, draw, opened
 from bench.fanout_fleet import Group, Round, fleet, hosts_of, single
 from bench.measure import sample
@@ -55,10 +54,7 @@ def _broadcast(cluster: Cluster, readers: list[str]) -> Phases:
 
 def _ours(cluster: Cluster, trainer: Group, readers: list[Group], sources: str) -> Phases:
     """`sources` is what the server is told about whom it may choose; "" for nothing."""
-    options = ("--sources", sources) if sources else ()
-    if options and not offers(options[0]):
-        raise Missing(f"this server has no option {options[0]} to choose among {sources} sources only")
-    with fleet(cluster, trainer, readers, options) as ours:
+    with fleet(cluster, trainer, readers, {"sources": sources} if sources else None) as ours:
         return slowest_phases(ours.round(len(readers)))
 
 

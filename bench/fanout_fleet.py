@@ -110,14 +110,16 @@ class Fleet:
 
 
 @contextmanager
-def fleet(cluster: Cluster, trainer: Group, readers: Sequence[Group], modes: Sequence[str] = ()) -> Iterator[Fleet]:
+def fleet(
+    cluster: Cluster, trainer: Group, readers: Sequence[Group], settings: Mapping[str, object] | None = None
+) -> Iterator[Fleet]:
     """A server on its host, processes on theirs, seats taken; warm: everybody has pulled once.
 
-    `modes` are options of the server's placement.
+    `settings` are the server's.
     """
     hosts = [host.name for group in (trainer, *readers) for host in group.hosts]
     place = cluster.namespace(SERVER), cluster.numbers(SERVER).ipv4
-    with serving(*place, modes) as server, cluster.team(hosts) as team:
+    with serving(*place, settings) as server, cluster.team(hosts) as team:
         opened = Fleet(team, trainer, readers, server)
         opened.round(len(readers))
         yield opened

@@ -1,38 +1,51 @@
-"""A reference server on one of the hosts: a process of its own, over gRPC, as a user would start it."""
+"""A reference server on one of the hosts, spoken to by frames over TCP: what a Ray actor's clients use, without Ray.
+
+`serving` starts it in a process of its own; run as a module, this file is that process. The server over gRPC would do,
+but its sessions each have a process that beats: with dozens of hosts on few cores those would be what is measured.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import asyncio
+import dataclasses
+import json
+import secrets
 import selectors
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import TemporaryFile
 
 from bench.cluster.commands import NetworkFailed
 from bench.remote import Missing
+from tensorhub.addresses import Address
+from tensorhub.client import links
+from tensorhub.client.frame_link import FrameLink
+from tensorhub.server.direct import address_of, listen, serve_direct
+from tensorhub.server.host import Host
+from tensorhub.server.machine import Machine
+from tensorhub.server.settings import Settings
+from tensorhub.types import ID_BYTES, Epoch
 
+SCHEME = "frames"
 START_SECONDS = 30.0
 END_SECONDS = 5.0
 
 
 @contextmanager
-def serving(namespace: str, ipv4: str, options: Sequence[str] = ()) -> Iterator[str]:
-    """The address of a server that runs in `namespace`, until the block ends. `Missing` without gRPC."""
-    if importlib.util.find_spec("grpc") is None:
-        raise Missing("a server that others reach over a network needs gRPC; install: pip install 'tensorhub[grpc]'")
-    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "tensorhub.server", "grpc"]
+def serving(namespace: str, ipv4: str, settings: Mapping[str, object] | None = None) -> Iterator[str]:
+    """The address of a server that runs in `namespace` until the block ends; `settings` are fields of `Settings`.
+
+    `Missing` where this build's server has no such setting.
+    """
+    wanted = dict(settings or {})
+    unknown = sorted(set(wanted) - {field.name for field in dataclasses.fields(Settings)})
+    if unknown:
+        raise Missing(f"this build's server has no setting {', '.join(unknown)}")
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "bench.cluster.server", ipv4, json.dumps(wanted)]
     with TemporaryFile("w+") as log:
-        server = subprocess.Popen(
-            [*command, "--listen", f"{ipv4}:0", *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, "TENSORHUB_LOG_LEVEL": "WARNING"},
-        )
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             yield _address(server)
         except BaseException:
@@ -40,24 +53,25 @@ def serving(namespace: str, ipv4: str, options: Sequence[str] = ()) -> Iterator[
             sys.stderr.write(log.read())
             raise
         finally:
-            server.send_signal(signal.SIGTERM)
+            server.terminate()
             try:
                 server.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait(END_SECONDS)
+            assert server.stdout is not None  # it is a pipe
+            server.stdout.close()
 
 
-def offers(option: str) -> bool:
-    """Whether this build's server takes an option."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "tensorhub.server", "grpc", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
-    return option in shown.stdout
+def link(address: str) -> FrameLink:
+    """The link to `frames://HOST:PORT`."""
+    return FrameLink(address, Address.parse(address.removeprefix(f"{SCHEME}://")))
+
+
+def introduce() -> None:
+    """Let `tensorhub.open` take such addresses in this process. Users reach frames by way of Ray, so no scheme is
+    theirs; a benchmark has the address already."""
+    links._REMOTE[SCHEME] = (__name__, link.__name__)
 
 
 def _address(server: subprocess.Popen[str]) -> str:
@@ -66,6 +80,16 @@ def _address(server: subprocess.Popen[str]) -> str:
     with selectors.DefaultSelector() as ready:
         ready.register(server.stdout, selectors.EVENT_READ)
         line = server.stdout.readline().strip() if ready.select(START_SECONDS) else ""
-    if not line.startswith("grpc://"):
+    if not line.startswith(f"{SCHEME}://"):
         raise NetworkFailed(f"the server said {line!r} instead of its address (exit code {server.poll()})")
     return line
+
+
+async def _serve(ipv4: str, settings: Settings) -> None:
+    listener = listen(ipv4)
+    print(f"{SCHEME}://{address_of(listener)}", flush=True)
+    await serve_direct(listener, Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings)))
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], Settings(**json.loads(sys.argv[2]))))
