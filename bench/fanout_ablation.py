@@ -30,9 +30,9 @@ def ablation(report: Report) -> None:
         ours = partial(_ours, cluster, Group(TRAINER, (*trainer,)), single(readers))
         modes: Mapping[str, Callable[[], Phases]] = {
             "barrier_broadcast": partial(_broadcast, cluster, names),
-            "one_source": partial(ours, "publisher"),
-            "complete_sources": partial(ours, "complete"),
-            "pipeline": partial(ours, ""),
+            "one_source": partial(ours, {}, readers_serve=False),
+            "complete_sources": partial(ours, {"sources": "complete"}, readers_serve=True),
+            "pipeline": partial(ours, {}, readers_serve=True),
         }
         for mode, run in modes.items():
             report.tell(mode)
@@ -52,10 +52,16 @@ def _broadcast(cluster: Cluster, readers: list[str]) -> Phases:
     return {"wait": found.barrier, "transfer": found.broadcast}
 
 
-def _ours(cluster: Cluster, trainer: Group, readers: list[Group], sources: str) -> Phases:
-    """`sources` is what the server is told about whom it may choose; "" for nothing."""
-    with fleet(cluster, trainer, readers, {"sources": sources} if sources else None) as ours:
-        return slowest_phases(ours.round(len(readers)))
+def _ours(
+    cluster: Cluster,
+    trainer: Group,
+    readers: list[Group],
+    settings: Mapping[str, object],
+    readers_serve: bool,
+) -> Phases:
+    """With these settings of the server."""
+    with fleet(cluster, trainer, readers, settings) as ours:
+        return slowest_phases(ours.round(len(readers), readers_serve=readers_serve))
 
 
 def slowest_phases(found: Round) -> Phases:

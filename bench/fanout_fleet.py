@@ -70,14 +70,16 @@ class Fleet:
         for name in seats:
             team[name].result()
 
-    def round(self, groups: int, during: Callable[[float], None] = lambda _: None) -> Round:
+    def round(
+        self, groups: int, during: Callable[[float], None] = lambda _: None, *, readers_serve: bool = True
+    ) -> Round:
         """One version into the first `groups` of the readers; `during(began)` runs meanwhile."""
         self.version += 1
         readers = [host.name for group in self.readers[:groups] for host in group.hosts]
         trainers = [host.name for host in self.trainer.hosts]
         self._all(trainers, fanout_hubs.train)
         for name in readers:
-            self.team[name].start(fanout_hubs.replicate, self.version)
+            self.team[name].start(fanout_hubs.replicate, self.version, readers_serve)
         time.sleep(ASKED_SECONDS)
         began = min(self._all(trainers, fanout_hubs.publish, self.version))
         during(began)

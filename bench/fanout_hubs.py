@@ -102,10 +102,11 @@ def unpublish(state: State) -> None:
     state["hubs"][MODEL].unpublish(timeout=OTHER_SECONDS)
 
 
-def replicate(state: State, version: int) -> Said:
-    """Pull exactly this version."""
+def replicate(state: State, version: int, serves: bool) -> Said:
+    """Pull exactly this version; a reader that names all it wants gets the same bytes and serves nobody."""
     before, called = time.process_time(), time.monotonic()
-    got = state["hubs"][MODEL].replicate(version, timeout=REPLICATE_SECONDS)
+    only = None if serves else list(state["tensors"])
+    got = state["hubs"][MODEL].replicate(version, timeout=REPLICATE_SECONDS, only=only)
     returned = time.monotonic()
     uses = tuple((use.replica, use.nbytes, use.reason) for use in got.sources)
     if not got.verified:

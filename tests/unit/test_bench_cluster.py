@@ -12,6 +12,7 @@ import pytest
 from bench.cluster import Cluster, Host, commands, network, rates
 from bench.cluster.hosts import HOSTS_MAX, Plan
 from bench.cluster.relay import Relays, chain, star
+from bench.cluster.server import serving
 from bench.remote import Missing, Remote, State
 
 
@@ -31,7 +32,7 @@ def test_one_rack_is_one_bridge() -> None:
 
 
 def test_racks_and_data_centres_are_joined_by_trunks() -> None:
-    """Each rack is a bridge; racks meet in their data centre, data centres over all; a trunk has the rate it is given."""
+    """Each rack is a bridge; racks meet in their data centre, data centres over all; trunks have their rates."""
     hosts = [Host("a", rack="r0"), Host("b", rack="r1"), Host("c", dc="dc1"), Host("d", dc="dc1")]
     plan = Plan.of(hosts, {"dc0/r1": 400.0, "dc1": 100.0})
     assert plan.bridge_of["c"] == plan.bridge_of["d"]
@@ -105,6 +106,15 @@ def test_removal_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(commands.NetworkFailed, match="busy"):
         network.remove_all("thbench-1-1")
     assert left == ["thbench-1-1-a", "thbench-1-10-other"]
+
+
+def test_a_setting_the_server_lacks_is_missing() -> None:
+    """A mode of the ablation that this build has not is skipped by name, not run as if it were there."""
+    with (
+        pytest.raises(Missing, match="no setting mode, sauces"),
+        serving("nowhere", "198.18.0.1", {"sauces": 1, "mode": 2}),
+    ):
+        pytest.fail("a server was started with settings it does not have")
 
 
 def test_a_command_that_fails_says_which_and_why() -> None:
