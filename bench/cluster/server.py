@@ -45,7 +45,8 @@ def serving(namespace: str, ipv4: str, settings: Mapping[str, object] | None = N
         raise Missing(f"this build's server has no setting {', '.join(unknown)}")
     command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "bench.cluster.server", ipv4, json.dumps(wanted)]
     with TemporaryFile("w+") as log:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        # Its input is a pipe that nothing is written to: it ends with this process, however that ends.
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             yield _address(server)
         except BaseException:
@@ -53,14 +54,11 @@ def serving(namespace: str, ipv4: str, settings: Mapping[str, object] | None = N
             sys.stderr.write(log.read())
             raise
         finally:
-            server.terminate()
             try:
-                server.wait(END_SECONDS)
+                server.communicate(timeout=END_SECONDS)  # closes its input
             except subprocess.TimeoutExpired:
                 server.kill()
-                server.wait(END_SECONDS)
-            assert server.stdout is not None  # it is a pipe
-            server.stdout.close()
+                server.communicate(timeout=END_SECONDS)
 
 
 def link(address: str) -> FrameLink:
@@ -86,9 +84,11 @@ def _address(server: subprocess.Popen[str]) -> str:
 
 
 async def _serve(ipv4: str, settings: Settings) -> None:
+    host = Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings))
+    asyncio.get_running_loop().add_reader(sys.stdin, host.stop, "whoever started it has ended")
     listener = listen(ipv4)
     print(f"{SCHEME}://{address_of(listener)}", flush=True)
-    await serve_direct(listener, Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings)))
+    await serve_direct(listener, host)
 
 
 if __name__ == "__main__":
