@@ -17,7 +17,7 @@ from tensorhub.errors import BadRequest, EngineUnavailable, ServerUnavailable
 
 #: Of one replicate: the slowest that is asked for is 17 shards over one link.
 REPLICATE_SECONDS = 100.0
-OTHER_SECONDS = 30.0
+OTHER_SECONDS = 60.0
 #: A shard is several tensors, as a model is.
 TENSORS = 10
 MODEL = "model"
