@@ -47,6 +47,7 @@ QUESTIONS: Mapping[str, Mapping[str, Section]] = {
         "groups": Section("bench.fanout", "groups", "4 replicas of 4 shards"),
         "straggler": Section("bench.fanout_trouble", "straggler", "one of 16 hosts at a quarter of the rate"),
         "killed": Section("bench.fanout_trouble", "killed_source", "a relaying reader killed at half"),
+        "relay": Section("bench.fanout_relay", "relay_cpu", "CPU time of relaying, engine local, full speed"),
         "ablation": Section("bench.fanout_ablation", "ablation", "which part gives what, by phase"),
     },
     "server": {
