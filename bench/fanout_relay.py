@@ -1,7 +1,7 @@
 """Question: what does relaying cost the reader that does it, in CPU time per byte, where no link hides it?
 
-Engine "local", full speed: a reader pulls alone, then pulls while another follows it. Whoever reads does the copying, so
-all that a relay pays is what its own progress costs, and the cores' shared memory.
+Engine "local", full speed: a reader pulls alone, then pulls while another follows it. Whoever reads does the copying,
+so all that a relay pays is what its own progress costs, and the cores' shared memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from bench.report import Report
 NAME = "relayed"
 #: Rounds in which the follower was given another source, before the question is given up.
 ELSEWHERE_MAX = 7
+#: Between two looks at who pulls: little beside a pull of 1 GiB.
+LOOK_SECONDS = 0.005
 
 
 class Trio:
@@ -39,6 +41,7 @@ class Trio:
         while True:
             self._publish()
             self.reader.start(pull, self.version)
+            self.publisher.call(wait_filling, self.version)  # before, there is nothing to follow
             self.follower.start(pull, self.version)
             cpu, _ = self.reader.result()
             _, sources = self.follower.result()
@@ -83,3 +86,14 @@ def pull(state: State, version: int) -> tuple[float, tuple[str, ...]]:
     before = time.process_time()
     got = state["hubs"][NAME].replicate(version, timeout=hubs.TIMEOUT_SECONDS)
     return time.process_time() - before, tuple(use.replica for use in got.sources)
+
+
+def wait_filling(state: State, version: int) -> None:
+    """Return as soon as a reader of this version serves what it has, or has all of it."""
+    deadline = time.monotonic() + hubs.TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        holdings = state["hubs"][NAME].status().holdings
+        if any(one.version.number == version and one.state in ("filling", "complete") for one in holdings):
+            return
+        time.sleep(LOOK_SECONDS)
+    raise TimeoutError(f"nobody pulls version {version} within {hubs.TIMEOUT_SECONDS:g} s")
