@@ -37,6 +37,8 @@ def curve(
         axes.plot([peers_at], [seconds], marker="x", linestyle="none", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("replicas N")
     axes.set_ylabel("seconds until the last has everything")
