@@ -24,6 +24,6 @@ bench: setup ## measure against raw peers; QUESTION=publish ARGS="--json F"
 	@.venv/bin/python -m bench $(QUESTION) $(ARGS)
 
 clean: ## remove .venv, builds and caches
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache
+	rm -rf .venv .venv-gpu .gpu-packages build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache
 	rm -f tensorhub/native/*.so
 	find bench tensorhub tests -name __pycache__ -type d -prune -exec rm -rf {} +

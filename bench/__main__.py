@@ -1,4 +1,4 @@
-"""`python -m bench QUESTION [--only SECTIONS] [--json FILE]`: asks one question and shows its answer.
+"""`python -m bench QUESTION [--only SECTIONS] [--json FILE]`: asks one question and shows its answer (docs/bench.md).
 
 The exit code is 0 whether bounds hold or not: a benchmark informs; what may be merged, tests decide. It is 1 when a
 section broke, because then the answer lacks what was asked for.

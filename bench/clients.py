@@ -7,6 +7,7 @@ their own bytes. Every function runs in a `Remote`, on its state; its event loop
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -65,6 +66,7 @@ class Load:
 def prepare(state: State, opener: Opener, address: str, names: list[str], environment: dict[str, str]) -> None:
     """Open a client per name. `Missing` where what they need is not installed."""
     os.environ.update(environment)
+    logging.getLogger("tensorhub").setLevel(logging.ERROR)  # that actor calls are slower is what is measured
     state["runner"] = asyncio.Runner()
     state["clients"] = [state["runner"].run(opener(address, name)) for name in names]
 

@@ -16,7 +16,7 @@ import torch
 import tensorhub
 from bench.process import Footprint, footprint, reset_peak
 from bench.remote import Missing, State
-from tensorhub.errors import BadRequest, EngineUnavailable
+from tensorhub.errors import EngineUnavailable
 
 #: Of one hub call.
 TIMEOUT_SECONDS = 60.0
@@ -40,7 +40,7 @@ def open_hub(state: State, name: str, model: str, replica: str, job: str, engine
     """Open a hub for the tensors `name` and register them. `Missing` where the engine does not start."""
     try:
         hub = tensorhub.open(model, replica=replica, job=job, engine=engine, timeout=TIMEOUT_SECONDS)
-    except (EngineUnavailable, BadRequest) as error:
+    except EngineUnavailable as error:
         raise Missing(f"engine {engine!r}: {error}") from error
     state.setdefault("hubs", {})[name] = hub
     if name in state.get("tensors", {}):

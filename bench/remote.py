@@ -84,9 +84,10 @@ class Remote:
         self._connection.send((function, arguments))
 
     def pause(self) -> None:
-        """Stop the process until `resume`: for peers that poll while they wait."""
+        """Stop the process until `resume`: for peers that poll while they wait. Returns once it has stopped."""
         self.paused = True
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # no signal is surer, or sooner there
 
     def resume(self) -> None:
         if self.paused:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from bench.peers.pair import Pair, load, places, silence
 from bench.remote import State
 
-INSTALL = "pip install --no-deps nixl nixl-cu12 (no GPU needed)"
+INSTALL = "pip install nixl-cu12, which needs no GPU"
 READ_SECONDS = 60.0
 FORMS = ("progress_thread", "polled")
 #: Reads in each form before one is chosen.
@@ -64,7 +64,7 @@ def _connected(sizes: list[int], transports: str, form: str) -> Iterator[Raw]:
 def start(state: State, name: str, transports: str, progress_thread: bool) -> None:
     """An agent in this process, its arrays registered."""
     settings = {"UCX_TLS": transports} if transports else {}
-    module = load("nixl._api", INSTALL, **settings)
+    module = load("nixl_cu12._api", INSTALL, **settings)
     silence()
     config = module.nixl_agent_config(enable_prog_thread=progress_thread, backends=["UCX"])
     agent = state["agent"] = module.nixl_agent(name, config)

@@ -38,7 +38,8 @@ class Store:
 @contextmanager
 def opened(sizes: list[int]) -> Iterator[Store]:
     """A fresh, cold store with two actors that hold arrays of these sizes. `Missing` without Ray."""
-    with ray_cluster.opened(round(STORE_OVER_BYTES * sum(sizes))) as (driver, _):
+    store_bytes = max(ray_cluster.SMALL_STORE_BYTES, round(STORE_OVER_BYTES * sum(sizes)))
+    with ray_cluster.opened(store_bytes) as (driver, _):
         driver.call(start, sizes)
         yield Store(driver)
 

@@ -134,20 +134,36 @@ def _lanes(graph: Graph) -> list[tuple[tuple[str, ...], list[str]]]:
 def _rows(graph: Graph, names: Sequence[str]) -> dict[str, float]:
     """{node of a lane: row}: leaves one below the other, a source in the middle of its readers in the lane.
 
-    Each subtree has rows of its own, so nodes of one column never share one.
+    Each subtree has rows of its own, so nodes of one column never share one. Trees of a lane that meet in no column
+    stand side by side.
     """
     inside = set(names)
     below = {name: [reader for reader in readers if reader in inside] for name, readers in graph.children().items()}
     rows: dict[str, float] = {}
-    free = 0
-    for name in names:
-        if not below[name]:
-            rows[name] = free
-            free += 1
-    for name in reversed(names):  # in the order of the tree, readers come after their source
+    leaves = (name for name in names if not below[name])
+    rows.update((name, float(row)) for row, name in enumerate(leaves))
+    for name in reversed(names):  # in the order of the graph, readers come after their source
         if below[name]:
             rows[name] = (rows[below[name][0]] + rows[below[name][-1]]) / 2
+    depths = {node.name: node.depth for node in graph.nodes}
+    free: dict[int, float] = {}
+    for tree in _trees(names, below):
+        shift = max(free.get(depths[name], 0.0) - rows[name] for name in tree)
+        for name in tree:
+            rows[name] += shift
+            free[depths[name]] = max(free.get(depths[name], 0.0), rows[name] + 1)
     return rows
+
+
+def _trees(names: Sequence[str], below: dict[str, list[str]]) -> list[list[str]]:
+    """The names by the tree they stand in, in order."""
+    trees: dict[str, list[str]] = {}
+    root: dict[str, str] = {}
+    for name in names:
+        mine = root.setdefault(name, name)
+        trees.setdefault(mine, []).append(name)
+        root.update(dict.fromkeys(below[name], mine))
+    return list(trees.values())
 
 
 def _boxes(

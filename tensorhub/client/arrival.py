@@ -18,6 +18,10 @@ from tensorhub.ports import U64, Offload
 if TYPE_CHECKING:
     from tensorhub.client.on_device import Delivery, Mark, OnDevice
 
+#: At least so much is read at once into a device, if it is ready: some milliseconds between devices of one host, and
+#: well within a read's deadline over a network.
+DIRECT_BATCH_BYTES = 1 << 30
+
 
 class Arrival:
     """The deliveries of one replicate. `finish` after the last verified byte, or `close`; nothing is under way then."""
@@ -37,6 +41,11 @@ class Arrival:
     def digest_landed(self) -> Callable[[int, int, U64], Awaitable[None]] | None:
         """How chunks that landed are digested; None where the engine does it, in host memory."""
         return self._digest if self._is_direct else None
+
+    @property
+    def batch_bytes_min(self) -> int:
+        """A digest on a device takes about as long for few chunks as for many."""
+        return DIRECT_BATCH_BYTES if self._is_direct else 1
 
     async def begin(self) -> None:
         """Before the first byte lands: no copy of an earlier operation is under way, and none of the caller's kernels

@@ -18,7 +18,8 @@ import importlib
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -166,25 +167,29 @@ class _Accelerator:
         self._module = module
 
     def mark(self) -> Event:
-        event = self._module.Event()
-        event.record(self._module.current_stream(self._place))
-        return _Mark(event)
+        with _translated(self.name):
+            return _Mark(self.name, self._module.Event(), self._module.current_stream(self._place))
 
     def pack(self, raws: Sequence[torch.Tensor]) -> torch.Tensor:
-        return pack(raws)
+        with _translated(self.name):
+            return pack(raws)
 
     def lane(self) -> Lane:
-        return _Stream(self._module, self._place)
+        with _translated(self.name):
+            return _Stream(self._module, self._place)
 
 
 class _Mark:
     """`Event` over that of a module."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, name: str, event: Any, stream: Any) -> None:
+        self._name = name
         self._event = event
+        event.record(stream)
 
     def is_done(self) -> bool:
-        return bool(self._event.query())
+        with _translated(self._name):
+            return bool(self._event.query())
 
 
 class _Stream:
@@ -193,32 +198,46 @@ class _Stream:
     def __init__(self, module: Any, place: torch.device) -> None:
         self._module = module
         self._place = place
-        self._stream = module.Stream(device=place)
+        self._stream = module.Stream(place)
 
     def fetch(self, pairs: Iterable[Pair]) -> None:
-        with self._module.stream(self._stream):
+        with self._entered():
             for raw, area in pairs:
                 area.copy_(raw, non_blocking=True)
 
     def deliver(self, pairs: Iterable[Pair]) -> None:
-        with self._module.stream(self._stream):
+        with self._entered():
             for raw, area in pairs:
                 raw.copy_(area, non_blocking=True)
 
     def unpack(self, raws: Sequence[torch.Tensor], packed: torch.Tensor) -> None:
-        with self._module.stream(self._stream):
+        with self._entered():
             unpack(raws, packed.to(self._place, non_blocking=True))
 
     def digest(self, rows: torch.Tensor) -> torch.Tensor:
-        with self._module.stream(self._stream):
+        with self._entered():
             found = digest_rows(rows)
             landed = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=True)
             return landed.copy_(found, non_blocking=True)
 
     def mark(self) -> Event:
-        event = self._module.Event()
-        event.record(self._stream)
-        return _Mark(event)
+        with _translated(str(self._place)):
+            return _Mark(str(self._place), self._module.Event(), self._stream)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Torch's work goes to this lane; outside of autograd, whatever mode the thread is in."""
+        with _translated(str(self._place)), torch.no_grad(), self._module.stream(self._stream):
+            yield
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """What a runtime says becomes an error of ours: no memory, a fault in a kernel of the caller's, a lost device."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise EngineUnavailable(f"{name}: {error}") from error
 
 
 def _cuda(place: torch.device) -> Device:
@@ -261,7 +280,10 @@ def _runtime() -> Any:
 
 
 class _Pages(mmap.mmap):
-    """Anonymous memory that the CUDA driver has locked: unlocked before it is unmapped."""
+    """Anonymous memory that the CUDA driver has locked: unlocked before it is unmapped.
+
+    Shared, as `mmap` maps by default: a fork never copies its pages away from under the device.
+    """
 
     locked_at = 0
 

@@ -270,8 +270,9 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
 ) -> Hub:
     """Take the seat of shard `shard` of `shards` in `replica`.
 
-    `server`: "local" (default; or TENSORHUB_SERVER), "local:NAME". `job` separates
-    runs on one cluster (TENSORHUB_JOB, else Ray's job, else "default"). `spot` marks a replica that may vanish.
+    `server`: "local" (default; or TENSORHUB_SERVER), "local:NAME", "ray://NAME", "grpc://HOST:PORT" or "grpcs://…".
+    `job` separates runs on one cluster (TENSORHUB_JOB, else Ray's job, else "default"). `spot` marks a replica that may
+    vanish.
     `location` is "dc/rack/host" (TENSORHUB_LOCATION). A trainer that resumes from a checkpoint opens a new `lineage`
     (TENSORHUB_LINEAGE). `layout` names how the model is cut into shards; different ones do not mix. Raises `SeatTaken`,
     `LayoutMismatch`, `BadRequest`, `ServerUnavailable`.

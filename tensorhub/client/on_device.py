@@ -26,7 +26,7 @@ from tensorhub.ports import U64
 
 #: A digest on a device walks a chunk's blocks in sequence, and all chunks of a call side by side: few chunks a call
 #: leave the device idle.
-DIRECT_BATCH_BYTES = 4 << 30
+DIGEST_BATCH_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +188,7 @@ class Feed:
     @property
     def batch_bytes_min(self) -> int:
         """Smaller batches leave a device idle."""
-        return DIRECT_BATCH_BYTES if self._on.kinds else 0
+        return DIGEST_BATCH_BYTES if self._on.kinds else 0
 
     def reach(self, stop: int, ahead: int) -> bool:
         """Return when all chunks below `stop` can be read, with those below `ahead` on their way.

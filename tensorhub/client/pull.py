@@ -250,6 +250,7 @@ class Pull:
             self._fence,
             grant.content.verified,
             arrival.digest_landed,
+            arrival.batch_bytes_min,
             stall_s=self._member.stall_s,
         )
 

@@ -106,9 +106,10 @@ class RayLink:
     async def _find(self, timeout_s: float) -> _Place:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
-        await ray_runtime.joined(timeout_s)
+        ray = await ray_runtime.joined(timeout_s)
         doing = f"finding the actor of {self.address}"
-        actor = await ray_runtime.blocking(self._get_or_start, max(0.0, deadline_s - loop.time()), doing)
+        found = await ray_runtime.blocking(self._get_or_start, max(0.0, deadline_s - loop.time()), doing)
+        actor = ray_runtime.Handle(ray, found)
         left_s = max(0.0, deadline_s - loop.time())
         text, node, _ = await ray_runtime.called(
             actor.where, timeout_s=left_s, doing=f"asking {self.address} where it is"

@@ -8,6 +8,8 @@ was joined here stays joined until the process ends, since others may have come 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import importlib
 import sys
 import threading
@@ -35,7 +37,9 @@ class _Joining:
         self._joined_as: str | None = None
 
     def is_ours(self, ray: Any) -> bool:
-        """Whether the connection there is was made for us."""
+        """Whether the connection there is was made for us, or is being made."""
+        if self._attempt is not None and not self._attempt.done():
+            return True
         return self._joined_as is not None and ray.get_runtime_context().get_worker_id() == self._joined_as
 
     def attempt(self, ray: Any) -> Future[None]:
@@ -65,13 +69,40 @@ def job_id() -> str | None:
 
 async def joined(timeout_s: float) -> Any:
     """The module `ray`, connected to a cluster: the user's, else the one found by `address="auto"`."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    ray: Any = await blocking(_import_ray, timeout_s, "importing Ray")
+    if not ray.is_initialized():
+        await _outcome(_joining.attempt(ray), max(0.0, deadline_s - loop.time()), "joining a Ray cluster", _HOW)
+    return ray
+
+
+def _import_ray() -> Any:
     try:
-        ray: Any = importlib.import_module("ray")
+        ray = importlib.import_module("ray")
     except ImportError as error:
         raise ServerUnavailable(f"Ray cannot be imported ({error}); pip install 'tensorhub[ray]'") from error
-    if not ray.is_initialized():
-        await _outcome(_joining.attempt(ray), timeout_s, "joining a Ray cluster", _HOW)
+    _close_hubs_before_ray()
     return ray
+
+
+@functools.cache
+def _close_hubs_before_ray() -> None:
+    """What was registered last runs first when the interpreter ends: hubs say goodbye while Ray is still there."""
+    atexit.register(importlib.import_module("tensorhub.client.runtime").shutdown)
+
+
+class Handle:
+    """An actor's handle that is used only while its Ray is connected: a call would start another Ray otherwise."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+
+    def __getattr__(self, method: str) -> Any:
+        if not self._ray.is_initialized():
+            raise ServerUnavailable("this process has left its Ray cluster")
+        return getattr(self._actor, method)
 
 
 async def blocking(work: Callable[[], T], timeout_s: float, doing: str) -> T:
@@ -83,10 +114,27 @@ async def blocking(work: Callable[[], T], timeout_s: float, doing: str) -> T:
 async def called(method: Any, *arguments: object, timeout_s: float, doing: str) -> Any:
     """The result of an actor's method. An error of ours that it raised there says nothing about this caller."""
     try:
-        future: Future[Any] = method.remote(*arguments).future()
+        future = _kept(method.remote(*arguments).future())
     except Exception as error:  # whatever the library raises: this is its port
         raise _told(error, doing) from error
     return await _outcome(future, timeout_s, doing)
+
+
+def _kept(theirs: Future[Any]) -> Future[Any]:
+    """A future with that one's outcome, which cannot be cancelled: Ray Client stumbles over a future that was."""
+    ours: Future[Any] = Future()
+    ours.set_running_or_notify_cancel()
+
+    def hand_on(done: Future[Any]) -> None:
+        if done.cancelled():
+            ours.set_exception(RuntimeError("Ray cancelled it"))
+        elif (error := done.exception()) is not None:
+            ours.set_exception(error)
+        else:
+            ours.set_result(done.result())
+
+    theirs.add_done_callback(hand_on)
+    return ours
 
 
 async def _outcome(
@@ -97,7 +145,7 @@ async def _outcome(
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(future)
     except TimeoutError as error:
-        raise ServerUnavailable(f"{doing} took longer than {timeout_s:g} s{after}") from error
+        raise ServerUnavailable(f"{doing} took longer than {timeout_s:.3g} s{after}") from error
     except passed:
         raise
     except Exception as error:

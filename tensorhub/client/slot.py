@@ -18,8 +18,8 @@ from tensorhub.client.holding import Holding, show
 from tensorhub.client.publication import Publication
 from tensorhub.client.results import Transfer
 from tensorhub.messages import Done, Notice
-from tensorhub.references import Claim
 from tensorhub.ports import Engine
+from tensorhub.references import Claim
 from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, SessionId, Version
 
 

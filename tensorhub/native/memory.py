@@ -16,7 +16,7 @@ from tensorhub.native.binding import address_of, library
 
 U64 = NDArray[np.uint64]
 
-#: The largest chunk of several runs: what C gathers before it digests. Equals SCRATCH_BYTES_MAX in tensorhub.c.
+#: The largest chunk of several runs: what C gathers before it digests. Equals SCRATCH_BYTES_MAX in tensorhub.h.
 SCRATCH_BYTES_MAX = 8 << 20
 
 

@@ -1,6 +1,6 @@
 /* What must not need the interpreter: digests, copies, one-sided reads of another process, and the heartbeat.
  *
- * Decides nothing about weights: callers hand over addresses they own, already checked by `__init__.py`. Holds no Python
+ * Decides nothing about weights: callers hand over addresses they own, already checked in Python. Holds no Python
  * object and no global but the digest function, which is bound once at load.
  */
 
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Raised with every change of a signature below; `__init__.py` refuses a stale build. */
+/* Raised with every change of a signature in this library; `binding.py` refuses a stale build. */
 #define ABI 4
 /* One call's bytes: deadlines and cancellation are seen between calls, and 8 MiB take about 2 ms. */
 #define CALL_BYTES_MAX (8u << 20)
@@ -367,7 +367,7 @@ static void *beat_until_told(void *argument)
     struct beat *beat = argument;
     int ending = BEATING;
     while (ending == BEATING) {
-        int64_t sent_ns = th_now_ns(); /* taken before the first byte leaves: a lease counted from here is never too long */
+        int64_t sent_ns = th_now_ns(); /* before the first byte leaves: a lease counted from here is never too long */
         ending = send_all(beat, sent_ns + beat->ack_timeout_ns);
         if (ending == BEATING)
             ending = receive_reply(beat, sent_ns + beat->ack_timeout_ns);

@@ -10,13 +10,14 @@ Shape suffixes: C chunks, B blocks, S stripes (16 a block), L lanes (8 a stripe)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tensorhub.errors import BadRequest
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
 #: Up to here XXH3 takes other, scalar paths: such inputs are digested on the host.
 SHORT_BYTES_MAX = 240
@@ -135,9 +136,15 @@ def _secret_words(offset: int, words: int) -> list[int]:
 
 
 def _secret(words: Iterable[int], like: Tensor) -> Tensor:
+    return _on_device(tuple(words), like.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(words: tuple[int, ...], device: device) -> Tensor:
+    """Constants, once per device: to bring them there waits for all that is queued before."""
     import torch
 
-    return torch.tensor(list(words), dtype=torch.int64, device=like.device)
+    return torch.tensor(words, dtype=torch.int64, device=device)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

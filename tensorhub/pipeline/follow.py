@@ -92,6 +92,8 @@ class Filling:
     verified: bool
     #: Writes the digests of chunks [first, stop) that have landed, where the reading engine cannot: on devices.
     digest_landed: Callable[[int, int, U64], Awaitable[None]] | None = None
+    #: Smaller batches are not worth their while, if so much is ready.
+    batch_bytes_min: int = 1
     #: Seconds spent in looks that were issued after the last byte.
     confirm_s: float = 0.0
     #: Seconds without progress after which a source is given up.
@@ -242,7 +244,7 @@ class Filling:
         self.confirm_s += asyncio.get_running_loop().time() - began
 
     def _target(self) -> int:
-        return int(min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1)))
+        return int(max(self.batch_bytes_min, min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1))))
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int, timeout_s: float = STALL_S) -> bytes:

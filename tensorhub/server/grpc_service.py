@@ -170,7 +170,16 @@ class _Streams:
             door.close("its stream ended")
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, door.closed or "closed")
+        await _end(context, door.closed or "closed")
+
+
+async def _end(context: grpc.aio.ServicerContext, reason: str) -> None:
+    """End a stream with its reason. Where its peer does not even take that, leave it to the library: nobody waits."""
+    try:
+        async with asyncio.timeout(FLUSH_S):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+    except TimeoutError:
+        raise asyncio.CancelledError from None  # any other error would be told, too, and waited for
 
 
 async def _read_calls(context: grpc.aio.ServicerContext, door: Door) -> None:

@@ -28,6 +28,8 @@ from tensorhub.transport.ranges import check_ranges
 READ_THREADS_MAX = 4
 #: Peers that are met for the first time at once. Mooncake waits a minute for one that is stopped.
 MEET_THREADS_MAX = 16
+#: Peers that are remembered as met; meeting one anew costs two round trips.
+PEERS_MAX = 1024
 #: How long a read that ended for its caller may take to notice; afterwards it is left to itself, harmless.
 SETTLE_S = 0.25
 #: The same where the device writes to the caller's memory: after that it is forbidden to, for good.
@@ -93,6 +95,8 @@ class MooncakeEngine:
                     f"{nbytes} bytes at {address:#x} are not registered; deregister what was registered"
                 )
             self._mine[address, nbytes] -= 1
+            if not self._mine[address, nbytes]:
+                del self._mine[address, nbytes]
         self._library.forget(address, nbytes)
 
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
@@ -112,7 +116,7 @@ class MooncakeEngine:
             gone.set_result(None)
         if error is not None:
             if isinstance(error, SourceFailed):
-                self._meetings.pop(place, None)  # it is met anew, by whoever tries again
+                self._forget(place)
             raise error
 
     async def close(self) -> None:
@@ -140,6 +144,8 @@ class MooncakeEngine:
         """
         meeting = self._meetings.get(place)
         if meeting is None:
+            if len(self._meetings) >= PEERS_MAX:
+                self._forget(next((met for met, past in self._meetings.items() if past.done()), place))
             meeting = self._meetings[place] = self._meeters.submit(self._greet, place)
         if not meeting.done():
             await self._wait(asyncio.wrap_future(meeting), transfer.left_s(), stop)
@@ -149,8 +155,14 @@ class MooncakeEngine:
             return transfer.late()
         error = meeting.result()
         if error is not None:
-            self._meetings.pop(place, None)
+            self._forget(place)
         return error
+
+    def _forget(self, place: Place) -> None:
+        """Whoever reads from it next meets it anew, or waits for the meeting that is still under way."""
+        meeting = self._meetings.get(place)
+        if meeting is not None and meeting.done():
+            del self._meetings[place]
 
     def _greet(self, place: Place) -> TensorHubError | None:
         try:

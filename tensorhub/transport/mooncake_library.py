@@ -37,7 +37,7 @@ KINDS = {
 _HANDSHAKE = "P2PHANDSHAKE"
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 #: Mooncake's own switches. The user's word counts where there is one.
-_LOG_ENV, _IPV6_ENV = "MC_LOG_LEVEL", "MC_USE_IPV6"
+_LOG_ENV, _IPV6_ENV, _TCP_ENV = "MC_LOG_LEVEL", "MC_USE_IPV6", "MC_FORCE_TCP"
 #: glog's level that prints only what ends the process, and the C++ name of its switch.
 _FATAL, _LEVEL_SYMBOL = 3, "_ZN3fLI17FLAGS_minloglevelE"
 _INSTALL = (
@@ -46,6 +46,9 @@ _INSTALL = (
 )
 #: Answer for a request that is late for the library itself: it may still land.
 _TIMED_OUT = -2
+#: What is mapped or not as a whole; some kernels have larger ones. Over TCP a registration is a line in a table. The
+#: others pin its memory, again for every range that joins it: there, only what touches is joined.
+PAGE_BYTES = 4096
 CELL_MAGIC = b"tensorhub/mooncake/1"
 CELL_BYTES = 64
 
@@ -70,7 +73,9 @@ class Library:
         self.pid = os.getpid()
         self._engine: TransferEngine | None = engine
         self.address = Address(host, engine.get_rpc_port())
-        self.registered = Registrations(self.give, self.take_back)
+        #: Ranges so close share a registration, so that peers may read them together (`registrations.py`).
+        self.grain = PAGE_BYTES if protocol == "tcp" else 1
+        self.registered = Registrations(self.give, self.take_back, self.grain)
         self.slabs = Slabs(self)
         #: Where peers read who this is: a restarted process may have the same address and port.
         self._cell = np.frombuffer(cell_of(secrets.token_bytes(16)), dtype=np.uint8).copy()
@@ -205,6 +210,7 @@ def acquire(host: str, protocol: str) -> Library:
     with _starting:
         library, users = _libraries.get((host, protocol), (None, 0))
         if library is None:
+            _check_devices(protocol)
             library = start(load(":" in host)(), host, protocol)
         elif library.pid != os.getpid():
             raise EngineUnavailable(
@@ -229,7 +235,8 @@ def release(library: Library) -> None:
 
 def start(engine: TransferEngine, host: str, protocol: str) -> Library:
     """Start a fresh engine of the library; `EngineUnavailable` if it does not."""
-    code = engine.initialize(host, _HANDSHAKE, protocol, os.environ.get(DEVICE_ENV, ""))
+    with _environment({_TCP_ENV: "1"} if protocol == "tcp" else {}):
+        code = engine.initialize(host, _HANDSHAKE, protocol, os.environ.get(DEVICE_ENV, ""))
     if code != 0:
         # It must not be used: its calls report success (a registration answers 0) and nothing is served.
         raise EngineUnavailable(
@@ -241,6 +248,19 @@ def start(engine: TransferEngine, host: str, protocol: str) -> Library:
 
 #: Whether the library was loaded to speak IPv6, once it is loaded.
 _loaded_for_ipv6: bool | None = None
+
+
+def _check_devices(protocol: str) -> None:
+    """Mooncake takes a protocol for a wish: without a device it starts TCP, whose bytes must not land in place."""
+    if protocol not in {"rdma", "efa"}:
+        return
+    if os.environ.get(_TCP_ENV):
+        raise EngineUnavailable(f"{_TCP_ENV} is set, so that Mooncake would not speak {protocol}; unset one of the two")
+    wanted = [name for name in os.environ.get(DEVICE_ENV, "").split(",") if name]
+    absent = [name for name in wanted if not (_RDMA_DEVICES / name).exists()]
+    if absent or not has_rdma_device():
+        missing = ", ".join(absent) or f"for {protocol}"
+        raise EngineUnavailable(f"this host has no device {missing} in {_RDMA_DEVICES}; set {PROTOCOL_ENV}=tcp")
 
 
 def load(is_ipv6: bool) -> Callable[[], TransferEngine]:

@@ -201,7 +201,7 @@ class Transfer:
 
     def _windows(self) -> Iterator[Window]:
         if not self.is_direct:
-            yield from windows(self._ranges, SLAB_BYTES)
+            yield from windows(self._ranges, SLAB_BYTES, self._library.grain)
             return
         through = 0
         for piece in slices(self._ranges, SLAB_BYTES * WINDOWS_IN_FLIGHT):
@@ -258,8 +258,8 @@ class Transfer:
         self._digested = stop
 
     def _ask_again(self, flight: _Flight) -> None:
-        """A window failed. A live source may have been changing its registrations, may not serve a gap between
-        ranges, or refused another request on the same connection: each range is asked for again, alone."""
+        """A window failed. A live source may have been changing its registrations, may have regions of its own making,
+        or refused another request on the same connection: each range is asked for again, alone."""
         for _ in range(ATTEMPTS_MAX):
             stranger = identify(self._library, self._place, self._name, min(CELL_S, self.left_s()))
             if stranger is not None:

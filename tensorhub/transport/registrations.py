@@ -1,4 +1,4 @@
-"""What a transfer library must see registered: disjoint regions that never touch, made of ranges that may overlap.
+"""What a transfer library must see registered: disjoint regions, made of ranges that may overlap, touch and repeat.
 
 Decides which regions are given to the library and taken back; a second or overlapping registration is impossible by
 construction. Calls the library through the two functions it is given; touches no memory.
@@ -19,7 +19,7 @@ from tensorhub.transport.ranges import ADDRESS_MAX
 
 @dataclass(slots=True)
 class _Region:
-    """One registration of the library: bytes [start, end). Invariant: exactly the union of its ranges."""
+    """One registration of the library: bytes [start, end), from its first range to its last."""
 
     start: int
     end: int
@@ -30,18 +30,20 @@ class _Region:
 
 
 class Registrations:
-    """Counted ranges, given to a library as the coarsest regions that cover exactly their bytes.
+    """Counted ranges, given to a library as the regions that one read may span.
 
-    Ranges that overlap or touch share a region, because one read may span them and libraries serve a read from one
-    region only. A range that joins regions, or whose end splits one, makes the library take back and give anew; a
-    read by a peer in that instant fails, and its engine asks again (`transport/mooncake.py`).
+    Libraries serve a read from one region only. Ranges whose ends lie in the same or in neighbouring grains share one:
+    with a grain of one byte, those that overlap or touch; with a grain of a page, those, too, between which there is
+    nothing but bytes of their own pages, which are mapped as they are. A range that joins regions, or whose end splits
+    one, makes the library take back and give anew; a read by a peer in that instant fails, and its engine asks again
+    (`transport/mooncake_read.py`).
     """
 
-    def __init__(self, give: Callable[[int, int], None], take_back: Callable[[int], None]) -> None:
-        self._give, self._take_back = give, take_back
+    def __init__(self, give: Callable[[int, int], None], take_back: Callable[[int], None], grain: int = 1) -> None:
+        self._give, self._take_back, self._grain = give, take_back, grain
         #: Guards everything below: buffers are registered in any thread. A queue would need a thread to serve it.
         self._lock = threading.Lock()
-        #: By start; disjoint, none touching another.
+        #: By start; disjoint, at least one whole grain between any two.
         self._regions: list[_Region] = []
 
     def regions(self) -> list[tuple[int, int]]:
@@ -84,7 +86,7 @@ class Registrations:
             if region.ranges[address, nbytes]:
                 return
             del region.ranges[address, nbytes]
-            left = _split(region.ranges)
+            left = _split(region.ranges, self._grain)
             if [(piece.start, piece.end) for piece in left] != [(region.start, region.end)]:
                 self._replace([region], left)
                 self._regions[at : at + 1] = left
@@ -102,8 +104,9 @@ class Registrations:
                 self._end(self._regions.pop())
 
     def _touching(self, start: int, end: int) -> tuple[int, int]:
-        first = bisect.bisect_left(self._regions, start, key=lambda region: region.end)
-        stop = bisect.bisect_right(self._regions, end, key=lambda region: region.start)
+        grain = self._grain
+        first = bisect.bisect_left(self._regions, start // grain - 1, key=lambda region: (region.end - 1) // grain)
+        stop = bisect.bisect_right(self._regions, (end - 1) // grain + 1, key=lambda region: region.start // grain)
         return first, max(first, stop)
 
     def _replace(self, old: list[_Region], new: list[_Region]) -> None:
@@ -131,11 +134,11 @@ class Registrations:
             self._take_back(region.start)
 
 
-def _split(ranges: Counter[tuple[int, int]]) -> list[_Region]:
+def _split(ranges: Counter[tuple[int, int]], grain: int) -> list[_Region]:
     """The regions of ranges that shared one."""
     found: list[_Region] = []
     for address, nbytes in sorted(ranges):
-        if found and address <= found[-1].end:
+        if found and address // grain <= (found[-1].end - 1) // grain + 1:
             found[-1].end = max(found[-1].end, address + nbytes)
         else:
             found.append(_Region(address, address + nbytes))

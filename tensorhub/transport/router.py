@@ -37,6 +37,18 @@ def _adapted(module: str, name: str) -> Callable[[str], Engine]:
     return lambda host: cast(Engine, getattr(importlib.import_module(f"tensorhub.transport.{module}"), name)(host))
 
 
+def _cuda_ipc(_: str) -> Engine:
+    from tensorhub.transport.cuda_ipc import CudaIpcEngine
+
+    return CudaIpcEngine()
+
+
+def _without_cuda() -> str | None:
+    from tensorhub.transport.cuda_driver import missing
+
+    return missing()
+
+
 def _without_rdma() -> str | None:
     from tensorhub.transport.mooncake import is_worth_opening
 
@@ -46,6 +58,7 @@ def _without_rdma() -> str | None:
 #: Fastest first: the order of "auto".
 _ENGINES: dict[str, Kind] = {
     MemoryEngine.name: Kind(lambda _: MemoryEngine()),
+    "cuda_ipc": Kind(_cuda_ipc, _without_cuda),
     LocalEngine.name: Kind(lambda _: LocalEngine()),
     "mooncake": Kind(_adapted("mooncake", "MooncakeEngine"), _without_rdma),
     "tcp": Kind(_adapted("tcp", "TcpEngine")),

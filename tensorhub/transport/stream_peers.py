@@ -79,8 +79,10 @@ class Peer:
     endpoint: Endpoint
     bulk: Lane = field(default_factory=lambda: Lane(BULK_STREAMS, "tensorhub-tcp-read"))
     small: Lane = field(default_factory=lambda: Lane(SMALL_STREAMS, "tensorhub-tcp-look"))
-    #: (family, socket address) of each number that its host has; empty until it is asked for, and after a failure.
+    #: (family, socket address) of each number that its host has.
     numbers: list[tuple[int, tuple[object, ...]]] = field(default_factory=list)
+    #: Whether the host must be looked up: for the first time, or again, for a name may mean another number by now.
+    unresolved: bool = True
     #: Whether a stream was ever opened: then it is there, and whoever is not there any more is dead.
     met: bool = False
     #: Reads in flight.
@@ -88,7 +90,7 @@ class Peer:
 
     async def resolve(self, timeout_s: float) -> None:
         """Fill `numbers`; `EngineUnavailable` for a host that nobody knows here."""
-        if self.numbers:
+        if not self.unresolved:
             return
         host, port = self.endpoint.host, self.endpoint.port
         try:
@@ -103,6 +105,7 @@ class Peer:
         except OSError as error:
             raise EngineUnavailable(f"the source's host {host!r} is unknown here: {error}") from error
         self.numbers = [(int(family), place) for family, _, _, _, place in found]
+        self.unresolved = False
 
     def open_stream(self, reading: native.StreamReading) -> native.Stream | Trouble:
         """Try each number in turn. Blocks; in a lane's thread."""
@@ -125,7 +128,7 @@ class Peer:
             trouble = Trouble(opening, detail)
             if opening != Opening.NOT_REACHED:
                 return trouble
-        self.numbers = []  # a name may mean another number by now
+        self.unresolved = True
         return trouble
 
     def explain(self, trouble: Trouble, own: Endpoint) -> TensorHubError | None:
@@ -173,6 +176,7 @@ class StreamPeers:
         self._limit = limit
         #: Most recently used last. Peers in use stay, beyond the limit if need be: reads in flight bound them.
         self._peers: OrderedDict[Endpoint, Peer] = OrderedDict()
+        self._closed = False
 
     def enter(self, endpoint: Endpoint) -> Peer:
         """The source, held until `leave`."""
@@ -185,14 +189,15 @@ class StreamPeers:
 
     def leave(self, peer: Peer) -> None:
         peer.readers -= 1
-        self._close_idle(self._limit)
+        self._close_idle(0 if self._closed else self._limit)
 
     def close(self) -> None:
-        """Close all, after the last read; idempotent."""
+        """Close all, those in use when their last reader leaves; idempotent."""
+        self._closed = True
         self._close_idle(0)
 
     def _close_idle(self, limit: int) -> None:
         idle = [peer for peer in self._peers.values() if peer.readers == 0]
         for peer in idle[: max(0, len(self._peers) - limit)]:
             del self._peers[peer.endpoint]
-            peer.close()
+            peer.close()  # its threads are idle: they end at once

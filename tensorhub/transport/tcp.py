@@ -40,7 +40,11 @@ class TcpEngine:
     def __init__(self, host: str, limits: native.Limits | None = None) -> None:
         self._pid = os.getpid()
         listener = listen(host)
-        self._own = Endpoint.own(host, listener.getsockname()[1], os.urandom(INCARNATION_BYTES))
+        try:
+            self._own = Endpoint.own(host, listener.getsockname()[1], os.urandom(INCARNATION_BYTES))
+        except BaseException:
+            listener.close()
+            raise
         self._registered = RegisteredRanges()
         self._peers = StreamPeers()
         self._crews = Crews()
@@ -67,14 +71,13 @@ class TcpEngine:
         return None
 
     def register(self, address: int, nbytes: int) -> None:
-        if self._closed:
-            raise Closed("this engine is closed; open another")
+        self._check_open()
         self._registered.add(address, nbytes)
         try:
             self._server.add(address, nbytes)
-        except BaseException:
+        except OSError as error:
             self._registered.remove(address, nbytes)
-            raise
+            raise EngineUnavailable(f"cannot register {nbytes} bytes at {address:#x}: {error}") from error
 
     def deregister(self, address: int, nbytes: int) -> None:
         """Waits for one send at most, a millisecond; replies that were to send more of the range are cut."""
@@ -84,15 +87,14 @@ class TcpEngine:
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         check_ranges(ranges)
-        if self._closed:
-            raise Closed("this engine is closed; open another")
+        self._check_open()
         if (why := self.reaches(peer)) is not None:
             raise EngineUnavailable(why)
         source = self._peers.enter(Endpoint.unpack(peer))
         try:
             await source.resolve(timeout_s)
-            wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
-            reading = native.StreamReading(ranges.remote, ranges.local, ranges.nbytes, deadline_ns, *wanted)
+            self._check_open()
+            reading = _begin(ranges, chunks, deadline_ns)
             try:
                 troubles = await self._run(source, reading, ranges.total_bytes, deadline_ns)
                 outcome = reading.outcome()
@@ -112,6 +114,10 @@ class TcpEngine:
         self._peers.close()
         self._registered.clear()
         self._server.stop()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this engine is closed; open another")
 
     async def _run(
         self, source: Peer, reading: native.StreamReading, total_bytes: int, deadline_ns: int
@@ -156,6 +162,14 @@ class TcpEngine:
         """In a forked child: the port and the streams are the parent's."""
         self._closed = True
         self._server.forget()
+
+
+def _begin(ranges: Ranges, chunks: Chunks | None, deadline_ns: int) -> native.StreamReading:
+    wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
+    try:
+        return native.StreamReading(ranges.remote, ranges.local, ranges.nbytes, deadline_ns, *wanted)
+    except OSError as error:
+        raise EngineUnavailable(f"this process cannot read: {error}") from error
 
 
 def _failure_on_stream(outcome: native.StreamOutcome, at: Address, where: Where) -> TensorHubError | None:

@@ -1,7 +1,7 @@
 """How a batch of ranges becomes few, large requests that land side by side in slabs.
 
-Arithmetic only. Ranges that lie near each other at the source are asked for together, gaps included; what was asked
-for too much stays in the slab.
+Arithmetic only. Ranges that share a region at the source (`registrations.py`) because they lie close together are
+asked for together, gaps included; what was asked for too much stays in the slab.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import numpy as np
 from tensorhub.ports import U64, Ranges
 from tensorhub.transport.ranges import slices
 
-#: A gap that is read along costs less than one more request (about 0.1 ms, and 1 GB/s): tiny tensors of an allocator.
-GAP_BYTES_MAX = 16 << 10
 #: Requests that share a slab: a library bounds what it queues per peer, and refuses the rest.
 REQUESTS_MAX = 32
 
@@ -34,8 +32,8 @@ class Window:
     through: int
 
 
-def windows(ranges: Ranges, slab_bytes: int) -> Iterator[Window]:
-    """Every byte of the batch, each in exactly one window, nearly in order."""
+def windows(ranges: Ranges, slab_bytes: int, grain: int = 1) -> Iterator[Window]:
+    """Every byte of the batch, each in exactly one window, nearly in order. `grain`: that of the source's regions."""
     through = 0
     for piece in slices(ranges, slab_bytes):
         ready = through
@@ -46,7 +44,7 @@ def windows(ranges: Ranges, slab_bytes: int) -> Iterator[Window]:
             continue
         order = np.argsort(piece.remote, kind="stable")
         ordered = Ranges(piece.remote[order], piece.local[order], piece.nbytes[order])
-        bridged, costs = _bridged(ordered)
+        bridged, costs = _bridged(ordered, grain)
         ends = np.cumsum(costs, dtype=np.uint64)
         opened = np.cumsum(~bridged)
         first, count = 0, len(order)
@@ -69,11 +67,12 @@ def apart(window: Window) -> Iterator[tuple[list[int], list[int], list[int]]]:
         yield window.ranges.remote[part].tolist(), window.at[part].tolist(), window.ranges.nbytes[part].tolist()
 
 
-def _bridged(ordered: Ranges) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], U64]:
+def _bridged(ordered: Ranges, grain: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], U64]:
     """Which ranges are asked for together with the one before, and the slab bytes of each with the gap before it."""
-    gaps = ordered.remote[1:].astype(np.int64) - (ordered.remote[:-1] + ordered.nbytes[:-1]).astype(np.int64)
+    starts, ends = ordered.remote[1:].astype(np.int64), (ordered.remote + ordered.nbytes)[:-1].astype(np.int64)
+    gaps = starts - ends
     bridged = np.zeros(len(ordered.remote), dtype=np.bool_)
-    bridged[1:] = (gaps >= 0) & (gaps <= GAP_BYTES_MAX)
+    bridged[1:] = (gaps >= 0) & (starts // grain <= (ends - 1) // grain + 1)
     costs = ordered.nbytes.copy()
     costs[1:] += np.where(bridged[1:], gaps, 0).astype(np.uint64)
     return bridged, costs

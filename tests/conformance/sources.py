@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,12 +20,15 @@ from tensorhub import native
 from tensorhub.errors import EngineUnavailable
 from tensorhub.ports import Chunks, Engine, Ranges
 from tensorhub.transport import mooncake_library
+from tensorhub.transport.cuda_driver import CudaDriver
+from tensorhub.transport.cuda_ipc import CudaIpcEngine
 from tensorhub.transport.local import LocalEngine
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.transport.mooncake import MooncakeEngine
 from tensorhub.transport.route import LOOPBACK
 from tensorhub.transport.tcp import TcpEngine
-from tests.conformance.peer import Memory
+from tests.conformance.peer import Memory, pattern
+from tests.support.fake_cuda import FakeCuda, FakeGpu
 
 
 class SourceHere:
@@ -41,6 +45,26 @@ class SourceHere:
 
     def end(self) -> None:
         self._memory.close()
+
+
+class SourceOnGpu:
+    """A second engine that reads CUDA memory, on a fake GPU; as between two processes."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._cuda = FakeCuda(gpu)
+        self.engine = CudaIpcEngine(CudaDriver(self._cuda))
+        self.map, self.unmap = self._cuda.allocate, self._cuda.free
+        self.register, self.deregister = self.engine.register, self.engine.deregister
+
+    def write(self, address: int, seed: int, nbytes: int) -> None:
+        self._cuda.write(address, pattern(seed, nbytes).tobytes())
+
+    def locate(self) -> bytes:
+        return self.engine.locate()
+
+    def end(self) -> None:
+        asyncio.run(self.engine.close())
+        self._cuda.close()
 
 
 class SourceProcess:
@@ -105,7 +129,9 @@ class SourceProcess:
             stream.close()
 
 
-Source = SourceHere | SourceProcess
+Source = SourceHere | SourceOnGpu | SourceProcess
+#: What the `cuda_ipc` cases share; unwritten device memory reads as zeros, as the suite expects.
+_GPU = FakeGpu(scramble=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +146,7 @@ class Case:
 
 CASES = {
     "memory": Case(MemoryEngine, SourceHere, True),
+    "cuda_ipc": Case(lambda: CudaIpcEngine(CudaDriver(FakeCuda(_GPU))), lambda: SourceOnGpu(_GPU), False),
     "local": Case(LocalEngine, lambda: SourceProcess("local"), False),
     "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
     "mooncake": Case(lambda: MooncakeEngine(LOOPBACK), lambda: SourceProcess("mooncake"), True),

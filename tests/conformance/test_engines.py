@@ -25,7 +25,10 @@ def u64(*values: int) -> np.ndarray:
 
 
 @pytest.fixture(
-    params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp", "mooncake"))]
+    params=[
+        "memory",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cuda_ipc", "local", "tcp", "mooncake")),
+    ]
 )
 def case(request) -> Case:
     return CASES[usable(request.param)]

@@ -22,7 +22,7 @@ from tests.support.process import Child, child
 
 pytestmark = pytest.mark.slow
 
-ENGINES = ("local",)
+ENGINES = ("local", "tcp", "mooncake")
 #: 10 MiB, in batches of one: the act comes between two of them, whatever the speed.
 ROWS = 512
 BATCH_BYTES = 1 << 20
@@ -122,8 +122,15 @@ def pull_while(
                 midway.hub = hub("rollout", theirs, engine=engine)
                 got = midway.hub.replicate(1, timeout=60)
             assert same(theirs, weights(1, rows=ROWS))
+            assert remembered(midway.hub) == {use.replica: use.nbytes for use in got.sources}
             midway.hub.close()
     return got, midway, sum(tensor.nbytes for tensor in theirs.values())
+
+
+def remembered(hub: tensorhub.Hub) -> dict[str, int]:
+    """{replica: bytes} that the server put down to the sources of `rollout`: what `tensorhub graph` shows."""
+    (row,) = [row for row in hub.status().holdings if row.seat.replica == "rollout"]
+    return {pull.source.replica: pull.nbytes for pull in row.pulled}
 
 
 def test_source_killed_midchunk_over_every_engine(hub: Opener, server: str, model: str, engine: str) -> None:

@@ -1,4 +1,4 @@
-"""`tensorhub graph` over a real server: what it draws is what the readers themselves report they pulled, and from whom."""
+"""`tensorhub graph` over a real server: what it draws is what the readers report that they pulled, and from whom."""
 
 from __future__ import annotations
 

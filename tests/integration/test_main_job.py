@@ -14,7 +14,7 @@ from tensorhub import AtLeast, Newest
 from tensorhub.errors import WaitTimeout
 from tests.integration.conftest import Opener, blank, same, until_waiting, weights
 
-ENGINES = ["memory", "local"]
+ENGINES = ["memory", "local", "tcp"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -70,8 +70,9 @@ def test_a_server_made_anew_under_its_name_is_found(server: RayServer, monkeypat
     ours, theirs = weights(1, rows=8), blank(weights(1, rows=8))
     trainer, rollout = opened(server, "trainer", ours), opened(server, "rollout", theirs)
     trainer.publish(version=1)
-    actor = server.handle()._actor_id
+    actor, before = server.handle()._actor_id, server.epoch()
     server.remove()
+    server.until_another_life(before)  # the sessions that lost it make it anew
     assert rollout.replicate("latest", timeout=PATIENCE_S).version == 1
     assert same(theirs, ours)
     assert server.handle()._actor_id != actor

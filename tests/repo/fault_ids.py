@@ -37,6 +37,8 @@ REGISTRATION = (
     "register_cycle_1000",
     "200_versions_flat",
     "100k_tiny_tensors",
+    "restart_same_name_same_addr",
+    "register_failure_is_fatal",
     "python_O_mode",
 )
 ORDER_AND_VERSIONS = (
@@ -50,6 +52,24 @@ ORDER_AND_VERSIONS = (
     "address_stability",
     "slept_source_withdrawn",
 )
-DEATH_AND_LIES = ("reader_killed", "sibling_dies", "all_errors_surface", "transport_lies")
+DEATH_AND_LIES = (
+    "source_killed_midchunk",
+    "source_stopped",
+    "timeout_then_late_write",
+    "reader_killed",
+    "sibling_dies",
+    "all_errors_surface",
+    "server_recreated_same_name",
+    "two_jobs_same_cluster",
+    "transport_lies",
+)
+NETWORK_AND_NAMES = ("ipv6_endpoint", "loopback_refused", "64_clients_one_host", "concurrent_first_contact")
 
-FAULT_IDS = NAMES_COVERAGE_ALIASES + SHAPES_STRIDES_SIZES_DTYPES + REGISTRATION + ORDER_AND_VERSIONS + DEATH_AND_LIES
+FAULT_IDS = (
+    NAMES_COVERAGE_ALIASES
+    + SHAPES_STRIDES_SIZES_DTYPES
+    + REGISTRATION
+    + ORDER_AND_VERSIONS
+    + DEATH_AND_LIES
+    + NETWORK_AND_NAMES
+)

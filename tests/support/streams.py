@@ -6,16 +6,22 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import numpy as np
+
+from tensorhub.ports import Engine, Ranges
 from tensorhub.transport.endpoints import Endpoint
 
 MAGIC = b"TnsrHub\n"
 SERVED, OTHER_VERSION, OTHER_INCARNATION, FULL, NOT_REGISTERED, MALFORMED = range(6)
 #: A hang guard: nothing here takes long.
 PATIENCE_S = 30.0
+#: A deadline to be met.
+SOON_S = 0.05
+PAGE = 4096
 
 
 def greeting(incarnation: bytes, version: int = 1, word: int = 0, magic: bytes = MAGIC) -> bytes:
@@ -147,3 +153,28 @@ class ScriptedSource:
                     if not self._answer(Asked(number, nbytes, stream)):
                         break
             stream.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def scripted(answer: Callable[[Asked], bool], greet: bytes | None = None) -> Iterator[ScriptedSource]:
+    """A source for the time of a test."""
+    source = ScriptedSource(answer, greet)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def serve_zeros(asked: Asked) -> bool:
+    """What a good source does, over memory that is all zeros."""
+    asked.stream.sendall(reply(asked.number, asked.nbytes) + bytes(asked.nbytes))
+    return True
+
+
+def u64(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.uint64)
+
+
+async def read(engine: Engine, peer: bytes, target: np.ndarray, timeout_s: float = PATIENCE_S) -> None:
+    """As many bytes as fit, from any address: scripted sources do not look at it."""
+    await engine.read(peer, Ranges(u64(PAGE), u64(target.ctypes.data), u64(target.nbytes)), timeout_s)

@@ -82,9 +82,11 @@ def test_a_cluster_that_does_not_answer_is_joined_by_one_thread(monkeypatch: pyt
     fake.get_runtime_context = lambda: SimpleNamespace(get_worker_id=lambda: "w")
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
-    for _ in range(3):
-        with pytest.raises(ServerUnavailable, match=r"took longer than 0\.01 s"):
-            outcome(lambda: ray_link("ray://tensorhub").connect(0.01))
+    joinings = 0
+    while joinings < 3:
+        with pytest.raises(ServerUnavailable, match=r"Ray( cluster)? took longer than") as told:
+            outcome(lambda: ray_link("ray://tensorhub").connect(0.03))
+        joinings += "joining" in str(told.value)  # on a busy machine, finding the module may take as long
     release.set()
     assert len(attempts) == 1
     assert attempts[0]["address"] == "auto"
@@ -157,6 +159,30 @@ def test_an_actor_that_takes_nothing_holds_nobody_for_ever(monkeypatch: pytest.M
         await connection.close()
 
     asyncio.run(main())
+
+
+def test_a_handle_is_dead_without_its_ray() -> None:
+    """Once the process has left its cluster, a method is not called: Ray would join, or start, another for it."""
+    ray = SimpleNamespace(is_initialized=lambda: True)
+    handle = ray_runtime.Handle(ray, SimpleNamespace(take="the method"))
+    assert handle.take == "the method"
+    ray.is_initialized = lambda: False
+    with pytest.raises(ServerUnavailable, match="has left its Ray cluster"):
+        _ = handle.take
+
+
+def test_a_call_given_up_is_not_cancelled() -> None:
+    """Ray's own future is left alone when its caller's deadline passes: Ray sets its outcome all the same."""
+    theirs: Future[Any] = Future()
+
+    async def main() -> None:
+        method = SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: theirs))
+        with pytest.raises(ServerUnavailable, match=r"asking took longer than 0\.01 s"):
+            await ray_runtime.called(method, timeout_s=0.01, doing="asking")
+
+    asyncio.run(main())
+    assert not theirs.cancelled()
+    theirs.set_result("late")
 
 
 def test_actor_options() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import pathlib
+import struct
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
@@ -104,7 +105,7 @@ def test_nothing_overlaps(graph: g.Graph) -> None:
 
 @pytest.mark.parametrize("graph", LAID_OUT, ids=lambda graph: f"{len(graph.nodes)} nodes")
 def test_every_edge_is_drawn_between_its_nodes(graph: g.Graph) -> None:
-    """One wire per edge; it ends at the left side of its reader and starts at a side of its source; columns are depths."""
+    """One wire per edge, from a side of its source to the left side of its reader; columns are depths."""
     layout = lay_out(graph)
     placed = frames(layout)
     assert sorted((wire.edge.source, wire.edge.reader) for wire in layout.wires) == sorted(
@@ -149,6 +150,16 @@ def test_png_without_its_package_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(BadRequest, match=r"pip install 'tensorhub\[graph\]'.*--svg"):
         graph_svg.png("<svg/>")
+
+
+def test_png_is_a_png() -> None:
+    """With the extra installed, the picture is a PNG of the document's size times the scale."""
+    pytest.importorskip("resvg_py", reason="the extra 'graph' is not installed")
+    made = graph_svg.png(graph_svg.svg(example()))
+    assert made[:8] == b"\x89PNG\r\n\x1a\n"
+    layout = lay_out(example())
+    width, height = struct.unpack(">II", made[16:24])
+    assert (width, height) == (round(layout.width) * graph_svg.PNG_SCALE, round(layout.height) * graph_svg.PNG_SCALE)
 
 
 def test_png_is_what_the_renderer_makes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_order_of_rows_does_not_matter() -> None:
 
 
 def test_shards_of_a_replica_are_one_edge_or_one_each() -> None:
-    """Many shards collapse into one edge that counts them, sums their bytes and names all engines; `by_shard` does not."""
+    """Many shards collapse into one edge that counts them and sums their bytes; `by_shard` keeps them apart."""
     view = status(
         *(holding(f"trainer#{shard}", state="published", where=f"dc/r1/h{shard}") for shard in range(3)),
         *(holding(f"roll#{shard}", ("trainer#" + str(shard), 50)) for shard in range(2)),
@@ -75,7 +75,7 @@ def test_a_source_that_gave_nothing_is_no_edge_unless_it_is_the_last() -> None:
 
 
 def test_cycles_over_time_end() -> None:
-    """B read from A and later A from B: each stands somewhere once, every edge is kept, a way in from outside is used."""
+    """B read from A and later A from B: each stands somewhere once, every edge is kept, a way in is used."""
     two = status(holding("a", ("b", 30)), holding("b", ("a", 30)))
     (graph,) = g.from_status(two)
     assert [(node.name, node.depth) for node in graph.nodes] == [("a", 0), ("b", 1)]

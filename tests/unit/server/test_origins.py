@@ -1,4 +1,4 @@
-"""Whom a holding was filled from: remembered source by source, through reroutes and losses, after the sources are gone."""
+"""Whom a holding was filled from: known source by source, through reroutes and losses, after the sources are gone."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_engine_is_known_per_source() -> None:
 
 
 def test_sources_that_gave_least_are_forgotten_first() -> None:
-    """However many sources fail a reader, what is kept of them is bounded, in order, and holds those that gave bytes."""
+    """However many sources fail a reader, what is kept is bounded, in order, and holds those that gave bytes."""
     cluster = Cluster()
     trainers = published(cluster, *(f"trainer-{i:02}" for i in range(ORIGINS_MAX + 3)))
     reader = cluster.process("roll")

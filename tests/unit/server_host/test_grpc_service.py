@@ -129,9 +129,10 @@ def test_strangers_that_speak_badly_are_cut_off(data: bytes) -> None:
     serving(case)
 
 
+@pytest.mark.slow
 def test_a_stream_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without session, silence ends the stream; with one, the lease decides."""
-    monkeypatch.setattr(grpc_service, "UNBOUND_IDLE_S", 0.02)
+    monkeypatch.setattr(grpc_service, "UNBOUND_IDLE_S", 1.0)  # longer than a Hello takes here
 
     async def case(there: Served) -> None:
         bound, silent = await Stream.open(there.target, 5.0), await Stream.open(there.target, 5.0)
@@ -149,8 +150,11 @@ def test_a_stream_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
 def test_a_peer_that_does_not_read_loses_its_stream(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Answers that nobody takes are bounded in number and time: the machine hears of a loss, others are served."""
+    """Answers that nobody takes are bounded in number and time: the machine hears of a loss, others are served,
+    and the server ends by its deadline although the peer still holds on."""
     monkeypatch.setattr(grpc_service, "WRITE_S", 0.2)
+    monkeypatch.setattr(grpc_service, "FLUSH_S", 0.05)
+    monkeypatch.setattr(grpc_service, "DRAIN_S", 0.1)
     monkeypatch.setattr(host_module, "OUTBOX_MAX", 2**20)
     text = "x" * 2**19
 
@@ -166,8 +170,10 @@ def test_a_peer_that_does_not_read_loses_its_stream(
             assert await say(good, call_id, m.Abort(SEAT, 1, 1, text)) == Answer(call_id, m.Ok())
         assert there.machine.lost == [A]
         assert await say(good, call_id + 1, m.List(None)) == Answer(call_id + 1, m.Listing(()))
-        await deaf.close()
         await good.close()
+        there.host.stop("enough")
+        await there.task
+        await deaf.close()
 
     with caplog.at_level(logging.WARNING, "tensorhub.server"):
         serving(case)

@@ -128,6 +128,41 @@ def test_a_name_is_never_used_for_two_lives():
             library.peer_name(address, b"one too many")
 
 
+def test_a_protocol_without_its_device_is_refused(loaded, monkeypatch, tmp_path):
+    """register_failure_is_fatal: Mooncake would start TCP in its place, and late writes would land in tensors."""
+    monkeypatch.delenv(DEVICE_ENV, raising=False)
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    monkeypatch.setattr(mooncake_library, "_RDMA_DEVICES", tmp_path)
+    for protocol in ("rdma", "efa"):
+        with pytest.raises(EngineUnavailable, match=f"no device for {protocol}"):
+            acquire("127.0.0.1", protocol)
+    (tmp_path / "mlx5_0").touch()
+    release(acquire("127.0.0.1", "rdma"))
+    monkeypatch.setenv(DEVICE_ENV, "mlx5_0,mlx5_7")
+    with pytest.raises(EngineUnavailable, match="no device mlx5_7"):
+        acquire("127.0.0.1", "rdma")
+    monkeypatch.setenv(DEVICE_ENV, "mlx5_0")
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    with pytest.raises(EngineUnavailable, match="MC_FORCE_TCP is set"):
+        acquire("127.0.0.1", "rdma")
+
+
+def test_tcp_is_forced_where_a_device_is(monkeypatch):
+    """Mooncake would take the device: who asks for TCP gets it, and the switch is gone afterwards."""
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    seen: list[str | None] = []
+
+    class Watched(FakeTransferEngine):
+        def initialize(self, host: str, metadata: str, protocol: str, device: str) -> int:
+            seen.append(os.environ.get("MC_FORCE_TCP"))
+            return 0
+
+    for protocol in ("tcp", "rdma"):
+        mooncake_library.start(Watched(), "127.0.0.1", protocol)
+    assert seen == ["1", None]
+    assert "MC_FORCE_TCP" not in os.environ
+
+
 @pytest.mark.parametrize("host", ["fd00::1:2", "node7.example"])
 def test_other_spellings_are_the_same_host(host):
     """ipv6_endpoint: padded and unpadded groups, small and capital letters."""

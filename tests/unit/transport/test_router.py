@@ -40,13 +40,13 @@ def test_the_same_process_is_reached_by_memory(engines):
 def test_a_named_engine_wins_over_a_faster_one(engines):
     """A preference is an order, and 'auto' in it stands for the rest."""
     assert choose(engines, offers(engines), ["local", "auto"]).engine.name == "local"
-    assert engine_names(["local", "auto"]) == ("local", "memory", "mooncake", "tcp")
+    assert engine_names(["local", "auto"]) == ("local", "memory", "cuda_ipc", "mooncake", "tcp")
 
 
 def test_another_process_is_reached_by_local_and_the_reason_says_why(engines):
     """What was passed over is in the reason: for people."""
     elsewhere = Locator("memory", bytes([0x92, 0xC4, 1, 7, 1]))
-    choice = choose(engines, [elsewhere, offers(engines)[1]], "auto")
+    choice = choose(engines, [elsewhere, offers(engines)[1]], ["memory", "local"])
     assert choice.reason == "local (memory: the source is in another process)"
 
 
@@ -67,7 +67,7 @@ def test_nobody_reaches_says_why_for_each(engines):
 @pytest.mark.parametrize("preference", ["carrier-pigeon", ["memory", "rdma"]])
 def test_unknown_engines_are_refused_by_name(preference):
     """A typo is an error that lists the known names."""
-    with pytest.raises(BadRequest, match="'auto', or one or more of 'memory', 'local'"):
+    with pytest.raises(BadRequest, match="'auto', or one or more of 'memory', 'cuda_ipc', 'local'"):
         open_engines(preference)
 
 
@@ -105,7 +105,7 @@ def test_auto_leaves_out_what_makes_no_sense_here_and_a_name_overrules_it(monkey
 def test_an_engine_that_failed_is_passed_over_and_named(engines):
     """The next engine is taken, and its reason says what failed before it; when all have, the error says so."""
     failed = {"memory": "a read brought wrong bytes"}
-    choice = choose(engines, offers(engines), "auto", failed)
+    choice = choose(engines, offers(engines), ["memory", "local"], failed)
     assert (choice.engine.name, choice.reason) == ("local", "local (memory failed: a read brought wrong bytes)")
     with pytest.raises(EngineUnavailable, match="memory failed: a; local failed: b"):
         choose(engines, offers(engines), ["memory", "local"], {"memory": "a", "local": "b"})

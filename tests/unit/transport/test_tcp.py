@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from tensorhub.errors import BadRequest, Closed, EngineUnavailable, SourceFailed
-from tensorhub.native import Opening
+from tensorhub.errors import BadRequest, Closed, EngineUnavailable, NotRegistered, SourceFailed
 from tensorhub.ports import Ranges
-from tensorhub.transport import stream_peers
+from tensorhub.transport import stream_peers, tcp
 from tensorhub.transport.endpoints import Endpoint
-from tensorhub.transport.stream_peers import Peer, StreamPeers, Trouble
 from tensorhub.transport.tcp import SMALL_BYTES_MAX, TcpEngine
 from tests.support import streams
-from tests.support.streams import Asked, ScriptedSource, greeting, reply
+from tests.support.streams import PAGE, PATIENCE_S, SOON_S, Asked, greeting, read, reply, scripted, serve_zeros, u64
 
-TIMEOUT_S = 60.0
-SOON_S = 0.05
-PAGE = 4096
 LARGE = SMALL_BYTES_MAX + 1
-
-
-def u64(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.uint64)
 
 
 @pytest.fixture
@@ -40,25 +29,7 @@ def engine():
     asyncio.run(opened.close())
 
 
-@contextmanager
-def scripted(answer: Callable[[Asked], bool], greet: bytes | None = None) -> Iterator[ScriptedSource]:
-    source = ScriptedSource(answer, greet)
-    try:
-        yield source
-    finally:
-        source.close()
-
-
-async def read(engine: TcpEngine, peer: bytes, target: np.ndarray, timeout_s: float = TIMEOUT_S) -> None:
-    await engine.read(peer, Ranges(u64(PAGE), u64(target.ctypes.data), u64(target.nbytes)), timeout_s)
-
-
-def serve_zeros(asked: Asked) -> bool:
-    asked.stream.sendall(reply(asked.number, asked.nbytes) + bytes(asked.nbytes))
-    return True
-
-
-def failure(engine: TcpEngine, peer: bytes, target: np.ndarray, timeout_s: float = TIMEOUT_S) -> SourceFailed:
+def failure(engine: TcpEngine, peer: bytes, target: np.ndarray, timeout_s: float = PATIENCE_S) -> SourceFailed:
     with pytest.raises(SourceFailed) as caught:
         asyncio.run(read(engine, peer, target, timeout_s))
     return caught.value
@@ -97,7 +68,7 @@ def test_late_bytes_meet_a_closed_stream(engine):
 
     def answer_late(asked: Asked) -> bool:
         if source.connections == 1:
-            late.wait(streams.PATIENCE_S)
+            late.wait(PATIENCE_S)
         return serve_zeros(asked)
 
     with scripted(answer_late) as source:
@@ -189,7 +160,7 @@ def test_a_refused_range_is_named_with_its_place(engine):
     target = np.zeros(24, dtype=np.uint8)
     local = u64(target.ctypes.data, target.ctypes.data + 8)
     with scripted(refuse) as source, pytest.raises(SourceFailed, match=r"16 bytes at 0x2000 \(not registered\)"):
-        asyncio.run(engine.read(source.locator(), Ranges(u64(PAGE, 2 * PAGE), local, u64(8, 16)), TIMEOUT_S))
+        asyncio.run(engine.read(source.locator(), Ranges(u64(PAGE, 2 * PAGE), local, u64(8, 16)), PATIENCE_S))
 
 
 GREETINGS = {
@@ -220,7 +191,7 @@ def test_a_header_does_not_wait_behind_a_large_read(engine):
 
     def serve(asked: Asked) -> bool:
         if asked.nbytes > SMALL_BYTES_MAX:
-            release.wait(streams.PATIENCE_S)
+            release.wait(PATIENCE_S)
         return serve_zeros(asked)
 
     async def both(peer: bytes) -> None:
@@ -240,7 +211,7 @@ def test_one_stuck_source_does_not_hold_up_another(engine):
     stuck, threads = threading.Event(), 4
 
     def wait(asked: Asked) -> bool:
-        stuck.wait(streams.PATIENCE_S)
+        stuck.wait(PATIENCE_S)
         return False
 
     async def both(sick: bytes, healthy: bytes) -> None:
@@ -268,12 +239,12 @@ def test_a_read_that_waits_ends_promptly(engine, end):
 
     def wait(asked: Asked) -> bool:
         arrived.set()
-        leave.wait(streams.PATIENCE_S)
+        leave.wait(PATIENCE_S)
         return False
 
     async def run(peer: bytes) -> None:
         task = asyncio.create_task(read(engine, peer, np.zeros(PAGE, dtype=np.uint8)))
-        await asyncio.to_thread(arrived.wait, streams.PATIENCE_S)
+        await asyncio.to_thread(arrived.wait, PATIENCE_S)
         if end == "cancel":
             task.cancel()
         else:
@@ -288,105 +259,56 @@ def test_a_read_that_waits_ends_promptly(engine, end):
             leave.set()
 
 
+def test_closing_during_a_read_gives_everything_back():
+    """register_cycle_1000: the last reader to leave a closed engine takes its threads and streams along."""
+    fds, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    arrived, leave = threading.Event(), threading.Event()
+
+    def wait(asked: Asked) -> bool:
+        arrived.set()
+        leave.wait(PATIENCE_S)
+        return False
+
+    async def run(peer: bytes) -> None:
+        engine = TcpEngine("127.0.0.1")
+        tasks = [asyncio.create_task(read(engine, peer, np.zeros(n, dtype=np.uint8))) for n in (PAGE, LARGE)]
+        while not arrived.is_set():
+            await asyncio.sleep(0)
+        await engine.close()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(outcome, Closed)
+
+    with scripted(wait) as source:
+        try:
+            asyncio.run(run(source.locator()))
+        finally:
+            leave.set()
+    assert len(os.listdir("/proc/self/fd")) == fds
+    while len(os.listdir("/proc/self/task")) > threads:  # a joined thread is listed a moment longer
+        os.sched_yield()
+
+
+def test_what_the_system_refuses_is_said(engine, monkeypatch):
+    """register_failure_is_fatal: no memory for a registration, no descriptor for a read; nothing is half registered."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(engine._server, "add", refuse)
+        with pytest.raises(EngineUnavailable, match="cannot register 8 bytes"):
+            engine.register(PAGE, 8)
+    with pytest.raises(NotRegistered):
+        engine.deregister(PAGE, 8)
+    monkeypatch.setattr(tcp.native, "StreamReading", refuse)
+    with pytest.raises(EngineUnavailable, match="cannot read"):
+        asyncio.run(read(engine, engine.locate(), np.zeros(8, dtype=np.uint8)))
+
+
 def test_memory_that_is_not_mapped_here_is_the_callers_mistake(engine):
     """A target that does not exist is no fault of the source."""
     with scripted(serve_zeros) as source, pytest.raises(BadRequest, match="cannot land"):
-        asyncio.run(engine.read(source.locator(), Ranges(u64(PAGE), u64(PAGE), u64(8)), TIMEOUT_S))
-
-
-def test_a_name_is_looked_up_and_each_of_its_numbers_tried(engine, monkeypatch):
-    """ipv6_endpoint: a host may have several numbers, and the first may lead nowhere."""
-    with scripted(serve_zeros) as source:
-        endpoint = Endpoint.unpack(source.locator())
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            nowhere = closed.getsockname()
-        stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-        found = [(*stream, nowhere), (*stream, ("127.0.0.1", endpoint.port))]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        named = Endpoint("weights.example", *[getattr(endpoint, name) for name in Endpoint.__slots__[1:]])
-        target = np.full(PAGE, 0xEE, dtype=np.uint8)
-        asyncio.run(read(engine, named.pack(), target))
-        assert not target.any()
-
-
-def test_an_unknown_name_is_out_of_reach(engine, monkeypatch):
-    """No number, no source: EngineUnavailable names the host."""
-
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    peer = Endpoint("nobody.example", 7, bytes(16), "boot", 1).pack()
-    with pytest.raises(EngineUnavailable, match=r"'nobody.example' is unknown here"):
-        asyncio.run(read(engine, peer, np.zeros(8, dtype=np.uint8)))
-
-
-def test_a_resolver_that_hangs_does_not_outlast_the_read(engine, monkeypatch):
-    """Looking a name up has a deadline, whatever the resolver's own is."""
-    release = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [release.wait(streams.PATIENCE_S)])
-    peer = Endpoint("slow.example", 7, bytes(16), "boot", 1).pack()
-
-    async def look() -> None:
-        try:
-            with pytest.raises(EngineUnavailable, match="was not found within"):
-                await read(engine, peer, np.zeros(8, dtype=np.uint8), SOON_S)
-        finally:
-            release.set()
-
-    asyncio.run(look())
-
-
-def test_a_host_that_drops_packets_is_out_of_reach_before_the_deadline(monkeypatch):
-    """A connection that does not come about within its own limit is no slow source, but one that cannot be reached."""
-    engine = TcpEngine("127.0.0.1")
-    monkeypatch.setattr(stream_peers, "CONNECT_S", SOON_S)
-    with socket.socket() as deaf:  # never accepts, and its queue of one is full: further packets are dropped
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        with socket.create_connection(deaf.getsockname()):
-            peer = Endpoint.own("127.0.0.1", deaf.getsockname()[1], bytes(16)).pack()
-            with pytest.raises(EngineUnavailable, match="cannot be reached: Connection timed out"):
-                asyncio.run(read(engine, peer, np.zeros(8, dtype=np.uint8)))
-    asyncio.run(engine.close())
-
-
-HERE = Endpoint("10.0.0.1", 7, bytes(16), "boot", 1)
-REFUSED = Trouble(Opening.NOT_REACHED, errno.ECONNREFUSED)
-UNREACHABLE = Trouble(Opening.NOT_REACHED, errno.EHOSTUNREACH)
-
-
-@pytest.mark.parametrize(
-    ("trouble", "met", "same_network", "kind"),
-    [
-        (REFUSED, False, False, EngineUnavailable),  # a firewall, or dead: nobody can tell
-        (REFUSED, True, False, SourceFailed),
-        (REFUSED, False, True, SourceFailed),  # nothing stands between: nobody listens
-        (UNREACHABLE, False, True, EngineUnavailable),
-        (UNREACHABLE, True, False, SourceFailed),
-        (Trouble(Opening.LATE, 0), False, False, type(None)),
-        (Trouble(Opening.OVER, 0), False, False, type(None)),
-    ],
-)
-def test_what_a_stream_that_was_not_opened_means(trouble, met, same_network, kind):
-    """A source that was there and is not any more is dead; one that never was may be out of reach."""
-    peer = Peer(Endpoint("10.0.0.2", 7, bytes(16), "boot", 1 if same_network else 2), met=met)
-    explained = peer.explain(trouble, HERE)
-    assert type(explained) is kind
-    assert explained is None or "10.0.0.2:7" in explained.message
-
-
-def test_peers_are_bounded_and_those_in_use_stay():
-    """register_cycle_1000: a reader that meets thousands of sources keeps threads and streams for a few."""
-    peers = StreamPeers(limit=2)
-    endpoints = [Endpoint("h", port, bytes(16), "boot", 1) for port in range(1, 6)]
-    held = peers.enter(endpoints[0])
-    for endpoint in endpoints[1:]:
-        peers.leave(peers.enter(endpoint))
-    assert list(peers._peers) == [endpoints[0], endpoints[4]]
-    peers.leave(held)
-    peers.close()
-    assert not peers._peers
+        asyncio.run(engine.read(source.locator(), Ranges(u64(PAGE), u64(PAGE), u64(8)), PATIENCE_S))
 
 
 def test_the_deadline_is_the_monotonic_clocks(engine, monkeypatch):

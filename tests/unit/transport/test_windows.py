@@ -8,27 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub.ports import Ranges
-from tensorhub.transport import windows as module
-from tensorhub.transport.windows import GAP_BYTES_MAX, REQUESTS_MAX, apart, windows
+from tensorhub.transport.windows import REQUESTS_MAX, apart, windows
 
 SLAB = 1000
+PAGE = 4096
 
 
 def u64(values) -> np.ndarray:
     return np.array(values, dtype=np.uint64)
 
 
-def landed(ranges: Ranges, memory: np.ndarray, slab_bytes: int, is_apart: bool) -> np.ndarray:
+def landed(ranges: Ranges, memory: np.ndarray, grain: int, is_apart: bool) -> np.ndarray:
     """What a naive library brings: the source is `memory`, addresses are indices."""
     target = np.zeros(int((ranges.local + ranges.nbytes).max()) + 1, dtype=np.int64)
     through = 0
-    for window in windows(ranges, slab_bytes):
-        slab = np.zeros(slab_bytes, dtype=np.int64)
+    for window in windows(ranges, SLAB, grain):
+        slab = np.zeros(SLAB, dtype=np.int64)
         requests = [(window.remote, window.offsets, window.nbytes)]
         for remote, offsets, nbytes in apart(window) if is_apart else requests:
             assert len(remote) <= REQUESTS_MAX
             for start, offset, size in zip(remote, offsets, nbytes, strict=True):
-                assert offset + size <= slab_bytes
+                assert offset + size <= SLAB
                 slab[offset : offset + size] = memory[start : start + size]
         for at, place, size in zip(window.at.tolist(), window.ranges.local, window.ranges.nbytes, strict=True):
             target[int(place) : int(place + size)] += slab[at : at + int(size)]
@@ -38,14 +38,18 @@ def landed(ranges: Ranges, memory: np.ndarray, slab_bytes: int, is_apart: bool) 
     return target
 
 
-@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 1500)), min_size=1, max_size=80), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 1500)), min_size=1, max_size=80),
+    st.sampled_from([1, 64]),
+    st.booleans(),
+)
 @settings(deadline=None, max_examples=60)
-def test_every_byte_lands_once_and_no_request_leaves_its_slab(pairs, is_apart):
+def test_every_byte_lands_once_and_no_request_leaves_its_slab(pairs, grain, is_apart):
     """every_byte_written_once: whatever overlaps, touches or lies apart at the source, in any order."""
     memory = np.arange(1, 5001)
     remote, nbytes = u64([start for start, _ in pairs]), u64([size for _, size in pairs])
     local = np.cumsum(nbytes + np.uint64(1), dtype=np.uint64) - nbytes
-    target = landed(Ranges(remote, local, nbytes), memory, SLAB, is_apart)
+    target = landed(Ranges(remote, local, nbytes), memory, grain, is_apart)
     expected = np.zeros_like(target)
     for start, place, size in zip(remote.tolist(), local.tolist(), nbytes.tolist(), strict=True):
         expected[place : place + size] = memory[start : start + size]
@@ -54,25 +58,26 @@ def test_every_byte_lands_once_and_no_request_leaves_its_slab(pairs, is_apart):
 
 @pytest.mark.parametrize("stride", [64, 128, 512])
 def test_tiny_tensors_of_an_allocator_share_requests(stride):
-    """100k_tiny_tensors: ranges with small gaps between them are asked for together, in any order."""
+    """100k_tiny_tensors: ranges on neighbouring pages are asked for together, though not in order."""
     count = 20_000
-    order = np.random.default_rng(1).permutation(count)
-    remote = u64(4096 + stride * np.arange(count))[order]
+    remote = u64(4096 + stride * np.arange(count)).reshape(-1, 4)[:, [2, 0, 3, 1]].ravel()
     batch = Ranges(remote, u64(64 * np.arange(count)), u64([64] * count))
-    requests = sum(len(window.remote) for window in windows(batch, 1 << 20))
+    requests = sum(len(window.remote) for window in windows(batch, 1 << 20, PAGE))
     assert requests <= 2 + 3 * count * stride // (1 << 20)
 
 
-def test_what_lies_far_apart_is_asked_for_alone():
-    """A gap larger than a request is worth is not read along."""
-    remote = u64([4096, 4096 + 64 + GAP_BYTES_MAX, 4096 + 128 + 2 * GAP_BYTES_MAX + 1])
-    (window,) = windows(Ranges(remote, u64([0, 64, 128]), u64([64, 64, 64])), 1 << 20)
-    assert window.nbytes == [128 + GAP_BYTES_MAX, 64]
+def test_only_what_shares_a_region_is_asked_for_together():
+    """The rule is that of `registrations.py`: neighbouring pages, or bytes that touch."""
+    remote = u64([PAGE, 2 * PAGE + 4000, 4 * PAGE + 100, 4 * PAGE + 164])
+    batch = Ranges(remote, u64([0, 64, 128, 192]), u64([64] * 4))
+    (window,) = windows(batch, 1 << 20, PAGE)
+    assert window.nbytes == [PAGE + 4064, 128]
+    (window,) = windows(batch, 1 << 20, 1)
+    assert window.nbytes == [64, 64, 128]
 
 
-def test_a_window_has_few_requests(monkeypatch):
+def test_a_window_has_few_requests():
     """A library queues so many requests per peer and refuses the rest: scattered ranges come in several windows."""
-    monkeypatch.setattr(module, "GAP_BYTES_MAX", 0)
     count = 5 * REQUESTS_MAX + 1
     batch = Ranges(u64(1000 * np.arange(1, count + 1)), u64(8 * np.arange(count)), u64([8] * count))
     found = list(windows(batch, 1 << 20))
