@@ -10,7 +10,6 @@ talks to the server and never touches the tensors' contents.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ class Publication:
             stop = self._batch(start, batch_bytes)
             with self._kept():
                 digest_s = await self.offload.run(
-                    _digest_span(self.holding, start, stop, feed, self._batch(stop, batch_bytes))
+                    _digest_span(self.holding, start, stop, feed, self._batch(stop, batch_bytes), loop.time)
                 )
             if self.stopped or digest_s is None:
                 return None
@@ -148,8 +147,12 @@ class Publication:
             raise
 
 
-def _digest_span(holding: Holding, start: int, stop: int, feed: Feed | None, ahead: int) -> Callable[[], float | None]:
+def _digest_span(
+    holding: Holding, start: int, stop: int, feed: Feed | None, ahead: int, clock: Callable[[], float]
+) -> Callable[[], float | None]:
     """Work that digests a span of chunks and returns the seconds that took; None when the publisher gave up meanwhile.
+
+    `clock` is the loop's, so that a simulated publisher decides by simulated time alone.
 
     What the span has on devices is brought first, and what lies behind it, below `ahead`, is on its way meanwhile.
     """
@@ -157,13 +160,13 @@ def _digest_span(holding: Holding, start: int, stop: int, feed: Feed | None, ahe
     runs = holding.memory.chunk_runs(manifest.chunk_starts[start:stop], manifest.chunk_ends[start:stop])
 
     def digest() -> float | None:
-        began = time.perf_counter()
+        began = clock()
         if feed is None:
             native.digest_runs(*runs, digests)
         elif feed.reach(stop, ahead):
             feed.digest(start, stop, digests)
         else:
             return None
-        return time.perf_counter() - began
+        return clock() - began
 
     return digest
