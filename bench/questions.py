@@ -41,6 +41,15 @@ QUESTIONS: Mapping[str, Mapping[str, Section]] = {
     },
     "publish": {"publish": Section("bench.publish", "measure", "what publishing costs the trainer")},
     "digest": {"digest": Section("bench.digest", "measure", "which digest can be taken of every byte")},
+    "fanout": {
+        "curve": Section("bench.fanout", "curve", "T(N) for 1 to 32 replicas, beside the model"),
+        "peers": Section("bench.fanout", "peers", "16 replicas, over the ideal and what others do"),
+        "groups": Section("bench.fanout", "groups", "4 replicas of 4 shards"),
+        "straggler": Section("bench.fanout_trouble", "straggler", "one of 16 hosts at a quarter of the rate"),
+        "killed": Section("bench.fanout_trouble", "killed_source", "a relaying reader killed at half"),
+        "relay": Section("bench.fanout_relay", "relay_cpu", "CPU time of relaying, engine local, full speed"),
+        "ablation": Section("bench.fanout_ablation", "ablation", "which part gives what, by phase"),
+    },
     "server": {
         "local": Section("bench.server", "local", "grants of the local server"),
         "grpc": Section("bench.server", "grpc", "grants over gRPC"),

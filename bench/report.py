@@ -30,6 +30,8 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
     #: {section that broke: how}; what it had measured before is in the results.
     failed: dict[str, str] = field(default_factory=dict)
+    #: {name: how to draw it into a file}, beside the document.
+    drawings: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     #: Hears what runs next, for whoever waits.
     tell: Callable[[str], None] = lambda _: None
 
@@ -49,7 +51,10 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
+        """The document, and beside it a picture per drawing: `FILE-NAME.png`."""
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        for name, draw in self.drawings.items():
+            draw(path.with_name(f"{path.stem}-{name}.png"))
 
     def show(self, console: Console) -> None:
         measured = Table(title=f"{self.question}: measured", title_justify="left")

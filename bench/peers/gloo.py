@@ -53,9 +53,9 @@ def opened(sizes: list[int]) -> Iterator[Broadcast]:
         yield peer
 
 
-def join(state: State, rank: int, meeting: str) -> None:
-    """Meet the other end, and look at the arrays as tensors."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def join(state: State, rank: int, meeting: str, world: int = 2, interface: str = "lo") -> None:
+    """Meet the other ends, and look at the arrays as tensors."""
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch: Any = load("torch", INSTALL)
     if not torch.distributed.is_available():
         raise Missing(f"no torch.distributed; install: {INSTALL}")
@@ -63,7 +63,7 @@ def join(state: State, rank: int, meeting: str) -> None:
         "gloo",
         init_method=f"file://{meeting}",
         rank=rank,
-        world_size=2,
+        world_size=world,
         timeout=datetime.timedelta(seconds=TIMEOUT_SECONDS),
     )
     state["tensors"] = [torch.from_numpy(array) for array in state["arrays"]]

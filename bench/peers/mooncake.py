@@ -60,20 +60,20 @@ def opened(sizes: list[int]) -> Iterator[Raw]:
         yield raw
 
 
-def start(state: State) -> None:
-    """An engine in this process, its arrays registered."""
+def start(state: State, host: str = HOST) -> None:
+    """An engine in this process, reached at `host`; its arrays registered."""
     module = load("mooncake.engine", INSTALL)
     silence()
     engine = state["engine"] = module.TransferEngine()
-    check(engine.initialize(HOST, "P2PHANDSHAKE", "tcp", ""), "initialize")
+    check(engine.initialize(host, "P2PHANDSHAKE", "tcp", ""), "initialize")
     for address, nbytes in places(state):
         check(engine.register_memory(address, nbytes), f"register_memory of {nbytes} bytes")
 
 
-def serve(state: State) -> tuple[str, list[tuple[int, int]]]:
+def serve(state: State, host: str = HOST) -> tuple[str, list[tuple[int, int]]]:
     """How to reach this process, and where its arrays are."""
-    start(state)
-    return f"{HOST}:{state['engine'].get_rpc_port()}", places(state)
+    start(state, host)
+    return f"{host}:{state['engine'].get_rpc_port()}", places(state)
 
 
 def connect(state: State, peer: str, ranges: list[tuple[int, int]]) -> None:
