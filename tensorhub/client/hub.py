@@ -20,7 +20,7 @@ from tensorhub.client.member import Member
 from tensorhub.client.results import Replication, Transfer
 from tensorhub.client.runtime import Runtime, close_at_exit
 from tensorhub.client.session import Session
-from tensorhub.errors import BadRequest, Broken, Closed
+from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable
 from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
 from tensorhub.pipeline.follow import STALL_S
 from tensorhub.transport.route import advertised_host
@@ -373,10 +373,14 @@ async def _join(
     location: Location,
     timeout_s: float,
 ) -> Member:
-    session: Session = await runtime.session(address, timeout_s)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    # One deadline for all of it, and for others of this process that open theirs first.
+    session: Session = await _by(deadline, runtime.session(address, timeout_s), f"{address} gave no session")
     engines = None
     try:
-        engines = runtime.engines(preference, advertised_host(await session.own_host()))
+        host = await _by(deadline, session.own_host(), f"the way to {address} was not found")
+        engines = runtime.engines(preference, advertised_host(host))
         member = Member(
             session,
             engines,
@@ -391,13 +395,21 @@ async def _join(
             lambda: secrets.token_bytes(ID_BYTES),
             default_stall_s(),
         )
-        await member.join(timeout_s)
+        await member.join(max(0.0, deadline - loop.time()))
         return member
     except BaseException:
         if engines is not None:
             await runtime.leave_engines(engines)
         await runtime.leave_session(address, CLOSE_S)
         raise
+
+
+async def _by(deadline: float, work: Coroutine[Any, Any, T], failure: str) -> T:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await work
+    except TimeoutError:
+        raise ServerUnavailable(f"{failure} in time; is this machine, or the server's, overloaded?") from None
 
 
 async def _close(runtime: Runtime, member: Member, address: str) -> None:
