@@ -27,11 +27,13 @@ from tensorhub.types import UNVERIFIED, Digest
 if TYPE_CHECKING:
     from tensorhub.client.on_device import Feed, Mark
 
-#: The first batch is small, so that readers can start at once. The next is twice as large whenever the hand-over
-#: between two batches took more than the given part of a batch: a trainer that holds the interpreter lock makes hand-
-#: overs slow, and the second limit bounds how long readers then wait for one batch.
+#: Between two looks at how far the digests are: readers wait no longer for what is digested, unless the trainer holds
+#: the interpreter lock. The digests themselves wait for nobody.
+LOOK_S = 0.002
+#: A look compares the counter of every tensor: with very many of them it takes its time, and comes less often.
+LOOK_PART_MAX = 0.1
+#: Chunks on devices are brought and digested in batches.
 FIRST_BATCH_BYTES = 4 << 20
-HANDOVER_PART_MAX = 0.1
 BATCH_BYTES_MAX = 128 << 20
 #: Names listed in an error; the rest is counted.
 NAMES_SHOWN_MAX = 8
@@ -80,26 +82,52 @@ class Publication:
             self.holding.raise_to(len(ends))
             self.root = UNVERIFIED
             return self.root
-        loop = asyncio.get_running_loop()
-        start, batch_bytes = 0, max(FIRST_BATCH_BYTES, feed.batch_bytes_min if feed is not None else 0)
-        began = loop.time()
-        while start < len(ends) and not self.stopped:
-            stop = self._batch(start, batch_bytes)
-            with self._kept():
-                digest_s = await self.offload.run(
-                    _digest_span(self.holding, start, stop, feed, self._batch(stop, batch_bytes), loop.time)
-                )
-            if self.stopped or digest_s is None:
-                return None
-            self._check_counters()
-            self.holding.raise_to(stop)
-            whole_s, began, start = loop.time() - began, loop.time(), stop
-            if whole_s - digest_s > HANDOVER_PART_MAX * digest_s:
-                batch_bytes = min(batch_bytes * 2, BATCH_BYTES_MAX)
-        if start < len(ends):
+        if len(ends):
+            await (self._digest() if feed is None else self._digest_fed(feed))
+        if self.holding.watermark < len(ends):
             return None
         self.root = root_digest(self.holding.manifest.digest, self.holding.digests)
         return self.root
+
+    async def _digest(self) -> None:
+        """Every chunk, in one piece of work that needs the interpreter for nothing; this loop looks how far it is."""
+        loop = asyncio.get_running_loop()
+        manifest, digests = self.holding.manifest, self.holding.digests
+        runs = self.holding.memory.chunk_runs(manifest.chunk_starts, manifest.chunk_ends)
+        progress = np.zeros(native.PROGRESS_WORDS, dtype=np.uint64)
+        work = asyncio.ensure_future(self.offload.run(lambda: native.digest_runs(*runs, digests, progress)))
+        pause_s = LOOK_S
+        try:
+            while not work.done() and not self.stopped:
+                await asyncio.wait([work], timeout=pause_s)
+                began = loop.time()
+                self._show(int(progress[0]))
+                pause_s = max(LOOK_S, (loop.time() - began) / LOOK_PART_MAX)
+        finally:
+            progress[1] = 1  # the tensors are the publisher's again when this returns: nobody reads them any more
+            await asyncio.wait([work])
+        work.result()
+
+    def _show(self, chunks: int) -> None:
+        """So many chunks may be read, if nothing was written to meanwhile."""
+        if chunks > self.holding.watermark and not self.stopped:
+            self._check_counters()
+            self.holding.raise_to(chunks)
+
+    async def _digest_fed(self, feed: Feed) -> None:
+        """The same where chunks lie on devices, wholly or in part: batch by batch, the next one on its way."""
+        ends, start = self.holding.manifest.chunk_ends, 0
+        batch_bytes = max(FIRST_BATCH_BYTES, feed.batch_bytes_min)
+        while start < len(ends) and not self.stopped:
+            stop = self._batch(start, batch_bytes)
+            with self._kept():
+                reached = await self.offload.run(
+                    _digest_span(self.holding, start, stop, feed, self._batch(stop, batch_bytes))
+                )
+            if not reached:
+                return
+            self._show(stop)
+            start, batch_bytes = stop, min(batch_bytes * 2, BATCH_BYTES_MAX)
 
     def _batch(self, start: int, batch_bytes: int) -> int:
         """Where a batch from chunk `start` on ends: after so many bytes at most, one chunk at least if there is one."""
@@ -147,26 +175,16 @@ class Publication:
             raise
 
 
-def _digest_span(
-    holding: Holding, start: int, stop: int, feed: Feed | None, ahead: int, clock: Callable[[], float]
-) -> Callable[[], float | None]:
-    """Work that digests a span of chunks and returns the seconds that took; None when the publisher gave up meanwhile.
+def _digest_span(holding: Holding, start: int, stop: int, feed: Feed, ahead: int) -> Callable[[], bool]:
+    """Work that brings a span of chunks from devices and digests it, with what follows below `ahead` on its way.
 
-    `clock` is the loop's, so that a simulated publisher decides by simulated time alone.
-
-    What the span has on devices is brought first, and what lies behind it, below `ahead`, is on its way meanwhile.
+    False when the publisher gave up meanwhile.
     """
-    manifest, digests = holding.manifest, holding.digests[start:stop]
-    runs = holding.memory.chunk_runs(manifest.chunk_starts[start:stop], manifest.chunk_ends[start:stop])
 
-    def digest() -> float | None:
-        began = clock()
-        if feed is None:
-            native.digest_runs(*runs, digests)
-        elif feed.reach(stop, ahead):
-            feed.digest(start, stop, digests)
-        else:
-            return None
-        return clock() - began
+    def digest() -> bool:
+        if not feed.reach(stop, ahead):
+            return False
+        feed.digest(start, stop, holding.digests[start:stop])
+        return True
 
     return digest

@@ -5,7 +5,17 @@ they load the library at first use, so that importing TensorHub never fails for 
 """
 
 from tensorhub.native.beat import Beat
-from tensorhub.native.memory import copy, copy_ranges, differing, digest, digest_runs, gather, scatter, store
+from tensorhub.native.memory import (
+    PROGRESS_WORDS,
+    copy,
+    copy_ranges,
+    differing,
+    digest,
+    digest_runs,
+    gather,
+    scatter,
+    store,
+)
 from tensorhub.native.process import Reading, ReadOutcome, allow_readers, lower_priority, probe_process, read_process
 from tensorhub.native.streams import (
     Failure,
@@ -26,6 +36,7 @@ __all__ = [
     "scatter",
     "store",
     "digest",
+    "PROGRESS_WORDS",
     "digest_runs",
     "read_process",
     "Reading",

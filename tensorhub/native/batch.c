@@ -148,7 +148,7 @@ int th_batch_digest(struct batch *batch, const struct claim *claim)
             continue;
         }
         uint64_t whole[2] = {0, last - first};
-        int error = th_digest_runs(batch->local + first, batch->nbytes + first, whole, 1, batch->digests + c);
+        int error = th_digest_runs(batch->local + first, batch->nbytes + first, whole, 1, batch->digests + c, NULL);
         if (error != 0)
             return error;
     }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, EngineUnavailable
 
 #: Must equal `ABI` in tensorhub.c.
-ABI = 4
+ABI = 5
 #: Lengths around every branch of XXH3-64: 0, 1-3, 4-8, 9-16, 17-128, 129-240, then stripes and blocks.
 _SELF_TEST_LENGTHS = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4096, 8191)
 
@@ -30,7 +30,7 @@ _u64, _i64, _i32, _u32, _at = ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32, c
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "th_bind_xxh3": (None, (_at,)),
     "th_digest": (_u64, (_u64, _u64)),
-    "th_digest_runs": (_i32, (_at, _at, _at, _u64, _at)),
+    "th_digest_runs": (_i32, (_at, _at, _at, _u64, _at, _at)),
     "th_copy": (None, (_u64, _u64, _u64)),
     "th_copy_ranges": (None, (_at, _at, _at, _u64)),
     "th_compare_ranges": (_u64, (_at, _at, _at, _u64, _at)),

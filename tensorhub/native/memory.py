@@ -18,6 +18,8 @@ U64 = NDArray[np.uint64]
 
 #: The largest chunk of several runs: what C gathers before it digests. Equals SCRATCH_BYTES_MAX in tensorhub.h.
 SCRATCH_BYTES_MAX = 8 << 20
+#: Chunks done, and whether to end.
+PROGRESS_WORDS = 2
 
 
 def digest(address: int, nbytes: int) -> int:
@@ -25,10 +27,12 @@ def digest(address: int, nbytes: int) -> int:
     return int(library().th_digest(address, nbytes))
 
 
-def digest_runs(addresses: U64, nbytes: U64, firsts: U64, out: U64) -> None:
-    """Digest of each chunk c, which is runs `firsts[c]` to `firsts[c + 1]`, into `out[c]`.
+def digest_runs(addresses: U64, nbytes: U64, firsts: U64, out: U64, progress: U64 | None = None) -> None:
+    """Digest of each chunk c, which is runs `firsts[c]` to `firsts[c + 1]`, into `out[c]`, in order.
 
     A chunk of one run is digested in place; one of several is gathered first, and then at most `SCRATCH_BYTES_MAX`.
+    `progress` is two words that other threads may look at meanwhile, without the interpreter's help to this one: the
+    first counts the chunks whose digests are in place; who sets the second ends the work before the next chunk.
     """
     chunks, runs = len(out), len(addresses)
     places = (
@@ -37,9 +41,12 @@ def digest_runs(addresses: U64, nbytes: U64, firsts: U64, out: U64) -> None:
         address_of("firsts", firsts, chunks + 1),
     )
     target = writable("out", out)
+    told = None if progress is None else writable("progress", progress)
+    if progress is not None and len(progress) != PROGRESS_WORDS:
+        raise BadRequest(f"progress has {PROGRESS_WORDS} words, not {len(progress)}")
     if firsts[0] != 0 or firsts[-1] != runs or (firsts[1:] <= firsts[:-1]).any():
         raise BadRequest(f"firsts must rise from 0 to {runs}, the number of runs")
-    match library().th_digest_runs(*places, chunks, target):
+    match library().th_digest_runs(*places, chunks, target, told):
         case 0:
             return
         case errno.ENOMEM:

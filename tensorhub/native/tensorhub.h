@@ -33,7 +33,7 @@ int th_thread_start(pthread_t *thread, void *(*work)(void *), void *argument);
 
 EXPORT uint64_t th_digest(uint64_t address, uint64_t nbytes);
 EXPORT int th_digest_runs(const uint64_t *addresses, const uint64_t *nbytes, const uint64_t *firsts, uint64_t chunks,
-                          uint64_t *out);
+                          uint64_t *out, _Atomic uint64_t *progress);
 
 /* ------------------------------------------------------------------ a batch of ranges */
 

@@ -111,3 +111,21 @@ def test_store_takes_bytes_only():
     """A header is an immutable value: a buffer that may change while it is copied is refused."""
     with pytest.raises(BadRequest, match="bytearray"):
         native.store(1, bytearray(8))
+
+
+def test_digest_runs_tells_how_far_it_is_and_ends_when_told():
+    """The count of chunks in place rises to all of them; with the second word set, nothing more is read or written."""
+    data = np.arange(64, dtype=np.uint8)
+    addresses, sizes = u64(*(data.ctypes.data + 8 * i for i in range(8))), u64(*[8] * 8)
+    firsts, out, progress = np.arange(9, dtype=np.uint64), np.zeros(8, dtype=np.uint64), np.zeros(2, dtype=np.uint64)
+    native.digest_runs(addresses, sizes, firsts, out, progress)
+    assert progress.tolist() == [8, 0]
+    assert out.all()
+    before, progress[:] = out.copy(), (0, 1)
+    out[:] = 7
+    native.digest_runs(addresses, sizes, firsts, out, progress)
+    assert progress.tolist() == [0, 1]
+    assert (out == 7).all()
+    assert before.any()
+    with pytest.raises(BadRequest, match="progress has 2 words"):
+        native.digest_runs(addresses, sizes, firsts, out, np.zeros(3, dtype=np.uint64))
