@@ -94,15 +94,29 @@ def _check_open(member: Member, group: int, sequence: int) -> None:
 
 
 def _ask_again(turn: Turn, part: Part, request: Replicate) -> None:
-    """The same request once more (its answer was lost, or it was duplicated): the latest call gets the answer."""
+    """The same request once more (its answer was lost, or it was duplicated): the latest call gets the answer.
+
+    A hub pulls one version at a time, so another filling under this number means that the first was given up, and that
+    we have not heard of it: `GroupAborted`, upon which the shard says so, and replicates again.
+    """
     if part.generation != request.generation:
-        raise Busy("this shard replicates already; one at a time", at(part.member))
+        raise GroupAborted(
+            "an earlier replicate of this shard was given up, and its end is not known here yet; replicate again",
+            at(part.member),
+        )
     transaction, record = part.transaction, part.transaction.record
     if part.phase is Phase.HELD and record is not None:
         turn.reply(Held(record.version))
     elif part.phase is Phase.READING and part.filling is not None and part.filling.upstream is not None:
         turn.reply(grants.granted(part.filling.slot, part.filling.upstream, "asked again"))
-    elif part.call is not None and part.phase in (Phase.WAITING, Phase.DRAINING, Phase.QUEUED):
+    elif part.phase is Phase.READING:
+        # Its grant was lost, and then the source of that grant: it cannot report what it never heard of.
+        take_over(turn, part)
+        part.deadline_ns = turn.until(request.timeout_ns)
+        turn.deadlines.set(("part", request.seat), part.deadline_ns)
+        extend(turn, transaction)
+        fail_if(turn, part, grants.place(turn, part))
+    elif part.call is not None and part.phase in (Phase.WAITING, Phase.DRAINING, Phase.QUEUED, Phase.REROUTING):
         take_over(turn, part)
     elif part.call != turn.call:
         raise Busy(f"shard {part.member.seat.shard} of {transaction.sequence} is {part.phase.value}", at(part.member))

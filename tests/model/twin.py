@@ -323,7 +323,7 @@ class Twin:
         replica, shard = seat
         tx = self.transactions.get(replica)
         if tx and shard in tx["parts"]:
-            raise Stop("Busy")
+            raise Stop("GroupAborted")
         old = self.at(seat)
         if old and self.holdings[old]["drain"]:
             raise Stop("Busy")

@@ -248,7 +248,7 @@ PART_TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "committed": ("Held", "HELD"),
         "aborted": ("GroupAborted", "none"),
         "lingering": ("GroupAborted", "lingering"),
-        "else": ("Busy", ""),
+        "else": ("GroupAborted", ""),
     },
     "replicate next": {
         "aborted": ("Granted", "READING"),
