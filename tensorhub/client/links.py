@@ -34,7 +34,7 @@ def parse_server(address: str) -> Link:
     except ModuleNotFoundError as error:
         raise ServerUnavailable(
             f"server {address!r}: this build has no {scheme}:// (no module {error.name!r}); "
-            f"install it by: pip install 'tensorhub[{scheme.removesuffix('s')}]'"
+            f"install it by: pip install '.[{scheme.removesuffix('s')}]' in a checkout of TensorHub"
         ) from error
     return cast(Callable[[str], Link], getattr(module, function))(address)
 

@@ -24,6 +24,8 @@ T = TypeVar("T")
 #: What to do when there is no cluster.
 _HOW = "start Ray here ('ray start --head', or with --address to join a cluster), set RAY_ADDRESS, or call ray.init()"
 
+_INSTALL = "install it by: pip install '.[ray]' in a checkout of TensorHub"
+
 
 class _Joining:
     """Joining a cluster, tried by one thread at a time for the whole process: Ray cannot be interrupted, nor asked
@@ -81,7 +83,7 @@ def _import_ray() -> Any:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise ServerUnavailable(f"Ray cannot be imported ({error}); pip install 'tensorhub[ray]'") from error
+        raise ServerUnavailable(f"Ray cannot be imported ({error}); {_INSTALL}") from error
     _close_hubs_before_ray()
     return ray
 

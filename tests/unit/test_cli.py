@@ -132,7 +132,7 @@ def test_graph_writes_pictures(
     assert "cannot write" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     assert main(["graph", "--png", str(png)]) == 2
-    assert "pip install 'tensorhub[graph]'" in capsys.readouterr().err
+    assert "pip install '.[graph]' in a checkout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "graph"])

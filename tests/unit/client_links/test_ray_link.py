@@ -52,7 +52,7 @@ def test_ray_client_addresses_are_explained(address: str) -> None:
 def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Ray the error says what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ServerUnavailable, match=r"pip install 'tensorhub\[ray\]'"):
+    with pytest.raises(ServerUnavailable, match=r"pip install '\.\[ray\]'"):
         outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
 
 
