@@ -21,8 +21,11 @@ from tensorhub.errors import ServerUnavailable, TensorHubError
 
 T = TypeVar("T")
 
-#: What to do when there is no cluster.
-_HOW = "start Ray here ('ray start --head', or with --address to join a cluster), set RAY_ADDRESS, or call ray.init()"
+#: What to do when there is no cluster, or one that lets nobody in without its token: Ray then hangs rather than fails.
+_HOW = (
+    "start Ray here ('ray start --head', or with --address to join a cluster), set RAY_ADDRESS, or call ray.init(); "
+    "if the cluster wants Ray's own token (~/.ray/auth_token, RAY_AUTH_TOKEN), set RAY_AUTH_MODE=token"
+)
 
 _INSTALL = "install it by: pip install '.[ray]' in a checkout of TensorHub"
 

@@ -57,16 +57,15 @@ def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no cluster is found, the error keeps Ray's first line and says how to start or name one."""
+    """Where no cluster is found, the error keeps Ray's first line and says how to start, name or enter one."""
 
     def init(**options: object) -> None:
         raise ConnectionError("Could not find any running Ray instance.\nmore\nlines")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
-    with pytest.raises(
-        ServerUnavailable, match=r"Could not find any running Ray instance\.; start Ray here .*RAY_ADDRESS"
-    ):
+    told = r"Could not find any running Ray instance\.; start Ray here .*RAY_ADDRESS.*RAY_AUTH_MODE=token"
+    with pytest.raises(ServerUnavailable, match=told):
         outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
 
 
