@@ -39,7 +39,7 @@ _LOG = logging.getLogger("tensorhub.client")
 
 
 def ray_link(address: str) -> RayLink:
-    """The link to `ray://NAME`; `BadRequest` for what is none."""
+    """The link to `ray://NAME`; `BadRequest` for what is none, `ServerUnavailable` where Ray is not installed."""
     name = address.removeprefix("ray://")
     if ":" in name:
         raise BadRequest(
@@ -48,6 +48,7 @@ def ray_link(address: str) -> RayLink:
         )
     if not _NAME.fullmatch(name):
         raise BadRequest(f"server address {address!r}: a name has 1 to 128 letters, digits, '_', '-' or '.'")
+    ray_runtime.check_installed()  # here, not at each connect: a session would ask again until its deadline
     return RayLink(address, name)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import importlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable
@@ -62,6 +62,12 @@ class _Joining:
 
 
 _joining = _Joining()
+
+
+def check_installed() -> None:
+    """`ServerUnavailable` where there is no Ray to import: waiting would not bring it. Imports nothing."""
+    if sys.modules.get("ray") is None and importlib.util.find_spec("ray") is None:
+        raise ServerUnavailable(f"Ray is not installed; {_INSTALL}")
 
 
 def job_id() -> str | None:

@@ -30,8 +30,9 @@ def outcome(work: Callable[[], Awaitable[object]]) -> object:
 
 
 @pytest.mark.parametrize("name", ["tensorhub", "a", "A-b_c.9", "x" * 128])
-def test_names_of_actors(name: str) -> None:
-    """`ray://NAME` needs no Ray to be parsed; the link says what was written."""
+def test_names_of_actors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray://NAME` joins no cluster when it is parsed; the link says what was written."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     assert ray_link(f"ray://{name}").address == f"ray://{name}"
 
 
@@ -50,10 +51,12 @@ def test_ray_client_addresses_are_explained(address: str) -> None:
 
 
 def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Ray the error says what to install."""
+    """Without Ray the error says what to install, before anything is waited for; a wrong address is told first."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ServerUnavailable, match=r"pip install '\.\[ray\]'"):
-        outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
+        ray_link("ray://tensorhub")
+    with pytest.raises(BadRequest):
+        ray_link("ray://head:10001")
 
 
 def test_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
