@@ -111,6 +111,18 @@ class LocalPlace:
             raise
         return sock
 
+    def has_listener(self) -> bool:
+        """Whether a server listens, though it may have no room for one more now."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                sock.connect(self.socket_path)
+            except BlockingIOError:
+                return True
+            except (FileNotFoundError, ConnectionRefusedError):
+                return False
+            return True
+
     def log_tail(self, lines: int = 5) -> str:
         """The log's last lines, for errors; empty when there is none."""
         try:

@@ -17,7 +17,7 @@ from tensorhub.client import ray_calls, ray_runtime
 from tensorhub.client.hub import default_job
 from tensorhub.client.ray_calls import CallsConnection
 from tensorhub.client.ray_link import ray_link
-from tensorhub.errors import BadRequest, ServerUnavailable
+from tensorhub.errors import BadRequest, NoServer, ServerUnavailable
 from tensorhub.messages import Call
 from tensorhub.server.ray_actor import ReferenceServer, options, start
 
@@ -57,6 +57,20 @@ def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_link("ray://tensorhub")
     with pytest.raises(BadRequest):
         ray_link("ray://head:10001")
+
+
+def test_looking_makes_no_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that may start nothing asks for the name and says that nobody bears it."""
+    asked: list[tuple[str, str]] = []
+
+    def get_actor(name: str, namespace: str) -> object:
+        asked.append((name, namespace))
+        raise ValueError("Failed to look up actor")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, get_actor=get_actor))
+    with pytest.raises(NoServer, match="no actor 'typo' in namespace 'tensorhub'"):
+        outcome(lambda: ray_link("ray://typo", may_start=False).connect(5.0))
+    assert asked == [("typo", "tensorhub")]
 
 
 def test_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
