@@ -14,10 +14,14 @@ import hashlib
 import sys
 from collections.abc import Mapping
 
-import ray
 import torch
 
 import tensorhub
+
+try:
+    import ray
+except ImportError as error:
+    sys.exit(f"example_job.py needs Ray ({error}); install it by: pip install '.[ray]' in a checkout of TensorHub")
 
 MODEL = "actor"
 TIMEOUT_S = 120.0
