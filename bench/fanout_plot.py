@@ -1,6 +1,6 @@
 """Draws what the question about fan-out found: T(N) beside its prediction and its peers, and the ablation by phase.
 
-It draws from figures that were reported and measures nothing. Needs matplotlib: pip install 'tensorhub[bench]'.
+It draws from figures that were reported and measures nothing. Needs matplotlib: pip install '.[bench]' in a checkout.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _pyplot() -> Any:
         importlib.import_module("matplotlib").use("Agg")
         return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise Missing(f"no matplotlib ({error}); install: pip install 'tensorhub[bench]'") from error
+        raise Missing(f"no matplotlib ({error}); install: pip install '.[bench]' in a checkout") from error
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -20,6 +20,7 @@ Nothing here decides anything. Errors survive pickling (Ray ships them) and the 
     │   └── Unauthorized          no valid token was shown
     ├── Unavailable               the world failed; carries what was tried; may be retried
     │   ├── ServerUnavailable     no reference server answers
+    │   │   └── NoServer          there is none, and whoever asked only looks: it starts none
     │   ├── VersionUnavailable    nobody can serve the version any more
     │   ├── WaitTimeout           the deadline passed: no version matched, or the transfer was not complete
     │   ├── DrainTimeout          readers still read at the deadline; the version stays hidden
@@ -158,6 +159,10 @@ class Unavailable(TensorHubError):
 
 class ServerUnavailable(Unavailable):
     """No reference server answers."""
+
+
+class NoServer(ServerUnavailable):
+    """There is none, and whoever asked only looks: it starts none."""
 
 
 class VersionUnavailable(Unavailable):

@@ -12,12 +12,15 @@ import argparse
 import os
 import sys
 
-import ray
-
 from tensorhub.addresses import Address
 from tensorhub.errors import TensorHubError
-from tensorhub.server.ray_actor import BEAT_ENV, LEASE_ENV, start
+from tensorhub.server.ray_actor import BEAT_ENV, LEASE_ENV, find, start
 from tensorhub.wire.sockets import tcp_socket
+
+try:
+    import ray
+except ImportError as error:
+    sys.exit(f"start_server.py needs Ray ({error}); install it by: pip install '.[ray]' in a checkout of TensorHub")
 
 ANSWER_S = 60.0
 DIAL_S = 5.0
@@ -31,6 +34,7 @@ def main() -> int:
             environ[variable] = str(seconds)
     ray.init(address=options.cluster, log_to_driver=False)
     node_id = None if options.anywhere else ray.get_runtime_context().get_node_id()
+    there_before = find(options.name) is not None
     try:
         actor = start(options.name, environ, node_id)
     except TensorHubError as error:
@@ -38,6 +42,8 @@ def main() -> int:
         return 2
     address, node, epoch = ray.get(actor.where.remote(), timeout=ANSWER_S)
     print(f"ray://{options.name} lives on node {node}, epoch {epoch.hex()}")
+    if there_before:
+        print("it was there before: its node, settings and token are those it was made with, whatever was given now")
     if address is None:
         print("it listens nowhere: clients will use actor calls, which are slower; its log says why")
         return 0

@@ -71,7 +71,7 @@ def png(document: str) -> bytes:
     try:
         renderer = importlib.import_module("resvg_py")
     except ImportError:
-        hint = f"pip install 'tensorhub[graph]' (it brings {PNG_PACKAGE}), or write an SVG with --svg"
+        hint = f"pip install '.[graph]' in a checkout (it brings {PNG_PACKAGE}), or write an SVG with --svg"
         raise BadRequest(f"--png needs a package that is not installed: {hint}") from None
     return bytes(renderer.svg_to_bytes(svg_string=document, zoom=PNG_SCALE))
 

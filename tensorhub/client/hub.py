@@ -61,10 +61,9 @@ class Hub:
     `publish` what is registered, or `replicate` into it. Tensors are written in place, their `data_ptr` never changes.
     """
 
-    def __init__(self, runtime: Runtime, member: Member, server: str) -> None:
+    def __init__(self, runtime: Runtime, member: Member) -> None:
         self._runtime = runtime
         self._member = member
-        self._server = server
         self._closed = False
         self._forget = close_at_exit(self.close)
 
@@ -230,7 +229,7 @@ class Hub:
         self._closed = True
         self._forget()
         try:
-            self._runtime.run(_close(self._runtime, self._member, self._server), CLOSE_S * 3)
+            self._runtime.run(_close(self._runtime, self._member), CLOSE_S * 3)
         finally:
             self._runtime.release()
 
@@ -297,7 +296,7 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
     except BaseException:
         runtime.release()
         raise
-    return Hub(runtime, member, address)
+    return Hub(runtime, member)
 
 
 def default_server(server: str | None) -> str:
@@ -329,14 +328,15 @@ def default_job() -> str:
 def server_status(
     *, server: str | None = None, model: str | None = None, job: str | None = None, timeout: float = 10.0
 ) -> StatusView:
-    """What a server knows, of one model or of all, without taking a seat."""
+    """What a server knows, of one model or of all, without taking a seat. `NoServer` where there is none: looking does
+    not start one."""
     return _expect(_ask(server, Status(_key(model, job)), timeout), StatusView)
 
 
 def server_versions(
     *, server: str | None = None, model: str | None = None, job: str | None = None, timeout: float = 10.0
 ) -> tuple[VersionView, ...]:
-    """The versions a server knows, of one model or of all, without taking a seat."""
+    """The versions a server knows, of one model or of all, without taking a seat; else as `server_status`."""
     return _expect(_ask(server, List(_key(model, job)), timeout), Listing).versions
 
 
@@ -354,11 +354,11 @@ def _ask(server: str | None, request: Status | List, timeout_s: float) -> object
 
 
 async def _ask_once(runtime: Runtime, address: str, request: Status | List, timeout_s: float) -> object:
-    session = await runtime.session(address, timeout_s)
+    session = await runtime.session(address, timeout_s, may_start=False)
     try:
         return await session.call(request, timeout_s)
     finally:
-        await runtime.leave_session(address, CLOSE_S)
+        await runtime.leave_session(session, CLOSE_S)
 
 
 async def _join(
@@ -400,7 +400,7 @@ async def _join(
     except BaseException:
         if engines is not None:
             await runtime.leave_engines(engines)
-        await runtime.leave_session(address, CLOSE_S)
+        await runtime.leave_session(session, CLOSE_S)
         raise
 
 
@@ -412,10 +412,10 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T], failure: str) -> T:
         raise ServerUnavailable(f"{failure} in time; is this machine, or the server's, overloaded?") from None
 
 
-async def _close(runtime: Runtime, member: Member, address: str) -> None:
+async def _close(runtime: Runtime, member: Member) -> None:
     await member.close(CLOSE_S)
     await runtime.leave_engines(member.engines)
-    await runtime.leave_session(address, CLOSE_S)
+    await runtime.leave_session(member.session, CLOSE_S)
 
 
 async def _call(work: Callable[[], None]) -> None:

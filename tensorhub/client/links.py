@@ -19,12 +19,15 @@ _REMOTE = {
 }
 
 
-def parse_server(address: str) -> Link:
-    """The link to `address`; `BadRequest` for what is no address, `ServerUnavailable` for what this build lacks."""
+def parse_server(address: str, *, may_start: bool = True) -> Link:
+    """The link to `address`; `BadRequest` for what is no address, `ServerUnavailable` for what this build lacks.
+
+    Where clients start the server (`local`, `ray`), a link that may not says `NoServer` instead.
+    """
     if address == "local":
-        return _local(address, DEFAULT_NAME)
+        return _local(address, DEFAULT_NAME, may_start)
     if address.startswith("local:"):
-        return _local(address, check_local_name(address.removeprefix("local:")))
+        return _local(address, check_local_name(address.removeprefix("local:")), may_start)
     scheme, separator, rest = address.partition("://")
     if not separator or not rest or scheme not in _REMOTE:
         raise BadRequest(f"server address {address!r} is none; write {FORMS}")
@@ -34,12 +37,14 @@ def parse_server(address: str) -> Link:
     except ModuleNotFoundError as error:
         raise ServerUnavailable(
             f"server {address!r}: this build has no {scheme}:// (no module {error.name!r}); "
-            f"install it by: pip install 'tensorhub[{scheme.removesuffix('s')}]'"
+            f"install it by: pip install '.[{scheme.removesuffix('s')}]' in a checkout of TensorHub"
         ) from error
+    if scheme == "ray":
+        return cast(Callable[[str, bool], Link], getattr(module, function))(address, may_start)
     return cast(Callable[[str], Link], getattr(module, function))(address)
 
 
-def _local(address: str, name: str) -> Link:
+def _local(address: str, name: str, may_start: bool) -> Link:
     from tensorhub.client.local_link import LocalLink
 
-    return LocalLink(address, name)
+    return LocalLink(address, name, may_start)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tensorhub
 from tensorhub.client.frame_link import connection_over, heart_over
-from tensorhub.errors import ServerUnavailable, TensorHubError
+from tensorhub.errors import NoServer, ServerUnavailable, TensorHubError
 from tensorhub.ports import Connection, Heart
 from tensorhub.transport.route import LOOPBACK
 from tensorhub.wire.local_place import LOG, START_LOCK, LocalPlace, unlock
@@ -32,15 +32,17 @@ SERVER = "the local server"
 class LocalLink:
     """`local` or `local:NAME`: the server of this user on this host, in a namespace of its own if named."""
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, name: str, may_start: bool = True) -> None:
         self.address = address
         self._name = name
+        self._may_start = may_start
 
     async def own_host(self) -> str:
         return LOOPBACK  # whoever reaches a Unix socket is here
 
     async def connect(self, timeout_s: float) -> Connection:
-        """Connect, starting the server where there is none; `ServerUnavailable` tells what its log says."""
+        """Connect, starting the server where there is none; `ServerUnavailable` tells what its log says, `NoServer`
+        that there is none and this link may not start it."""
         place = LocalPlace.open(self._name)
         try:
             async with asyncio.timeout(timeout_s):
@@ -72,7 +74,12 @@ class LocalLink:
             sock = place.connect()
             if sock is not None:
                 return await connection_over(sock, SERVER)
-            if loop.time() >= start_again:
+            if not self._may_start and not place.has_listener():
+                raise NoServer(
+                    f"no local server {self._name!r} runs for this user on this host; the first hub that is opened "
+                    f"with server={self.address!r} starts it"
+                )
+            if self._may_start and loop.time() >= start_again:
                 starting = place.lock(START_LOCK)
                 if starting is not None or loop.time() - began > START_PATIENCE_S:
                     await self._start(place, starting)

@@ -20,7 +20,7 @@ from tensorhub.addresses import Address
 from tensorhub.client import ray_runtime
 from tensorhub.client.frame_link import FrameLink
 from tensorhub.client.ray_calls import CallsConnection, CallsHeart
-from tensorhub.errors import BadRequest, ServerUnavailable
+from tensorhub.errors import BadRequest, NoServer, ServerUnavailable
 from tensorhub.ports import Connection, Heart
 from tensorhub.transport.route import host_towards
 
@@ -38,8 +38,8 @@ _ACTOR_MODULE = "tensorhub.server.ray_actor"
 _LOG = logging.getLogger("tensorhub.client")
 
 
-def ray_link(address: str) -> RayLink:
-    """The link to `ray://NAME`; `BadRequest` for what is none."""
+def ray_link(address: str, may_start: bool = True) -> RayLink:
+    """The link to `ray://NAME`; `BadRequest` for what is none, `ServerUnavailable` where Ray is not installed."""
     name = address.removeprefix("ray://")
     if ":" in name:
         raise BadRequest(
@@ -48,7 +48,8 @@ def ray_link(address: str) -> RayLink:
         )
     if not _NAME.fullmatch(name):
         raise BadRequest(f"server address {address!r}: a name has 1 to 128 letters, digits, '_', '-' or '.'")
-    return RayLink(address, name)
+    ray_runtime.check_installed()  # here, not at each connect: a session would ask again until its deadline
+    return RayLink(address, name, may_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,10 @@ class _Place:
 class RayLink:
     """`ray://NAME`: see the top."""
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, name: str, may_start: bool) -> None:
         self.address = address
         self._name = name
+        self._may_start = may_start
         #: Where the last connection went, and how; heartbeats go the same way.
         self._place: _Place | None = None
         self._frames: FrameLink | None = None
@@ -79,7 +81,7 @@ class RayLink:
         return host_towards(place.direct or Address(place.node, 0))
 
     async def connect(self, timeout_s: float) -> Connection:
-        """A connection to whoever bears the name now; the actor is made when there is none."""
+        """A connection to whoever bears the name now; the actor is made when there is none, if we may."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self._place = self._frames = None
@@ -117,7 +119,15 @@ class RayLink:
         return _Place(actor, Address.parse(text) if text is not None and _may_be_direct() else None, node)
 
     def _get_or_start(self) -> Any:
-        return importlib.import_module(_ACTOR_MODULE).start(self._name)
+        server = importlib.import_module(_ACTOR_MODULE)
+        if self._may_start:
+            return server.start(self._name)
+        if (actor := server.find(self._name)) is None:
+            raise NoServer(
+                f"no actor {self._name!r} in namespace {server.NAMESPACE!r} of this Ray cluster; the first hub that is "
+                f"opened with server={self.address!r} makes it"
+            )
+        return actor
 
     async def _directly(self, place: _Place, timeout_s: float) -> tuple[Connection | None, FrameLink | None]:
         """A connection over the actor's own address, if there is a way."""

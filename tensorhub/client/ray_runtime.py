@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import importlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable
@@ -21,8 +21,13 @@ from tensorhub.errors import ServerUnavailable, TensorHubError
 
 T = TypeVar("T")
 
-#: What to do when there is no cluster.
-_HOW = "start Ray here ('ray start --head', or with --address to join a cluster), set RAY_ADDRESS, or call ray.init()"
+#: What to do when there is no cluster, or one that lets nobody in without its token: Ray then hangs rather than fails.
+_HOW = (
+    "start Ray here ('ray start --head', or with --address to join a cluster), set RAY_ADDRESS, or call ray.init(); "
+    "if the cluster wants Ray's own token (~/.ray/auth_token, RAY_AUTH_TOKEN), set RAY_AUTH_MODE=token"
+)
+
+_INSTALL = "install it by: pip install '.[ray]' in a checkout of TensorHub"
 
 
 class _Joining:
@@ -59,6 +64,12 @@ class _Joining:
 _joining = _Joining()
 
 
+def check_installed() -> None:
+    """`ServerUnavailable` where there is no Ray to import: waiting would not bring it. Imports nothing."""
+    if sys.modules.get("ray") is None and importlib.util.find_spec("ray") is None:
+        raise ServerUnavailable(f"Ray is not installed; {_INSTALL}")
+
+
 def job_id() -> str | None:
     """The Ray job whose driver or worker this process is; None when it is none, or joined a cluster only for us."""
     ray: Any = sys.modules.get("ray")
@@ -81,7 +92,7 @@ def _import_ray() -> Any:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise ServerUnavailable(f"Ray cannot be imported ({error}); pip install 'tensorhub[ray]'") from error
+        raise ServerUnavailable(f"Ray cannot be imported ({error}); {_INSTALL}") from error
     _close_hubs_before_ray()
     return ray
 

@@ -101,8 +101,8 @@ class Runtime:
         self.loop = asyncio.new_event_loop()
         self.foreground = ThreadOffload(WORKERS, "tensorhub-verify")
         self.background = ThreadOffload(1, "tensorhub-digest", native.lower_priority)
-        #: {server address: session}, {preference: engines}; touched on the loop's thread only.
-        self._sessions: dict[str, _Shared] = {}
+        #: {(server address, may start it): session}, {preference: engines}; touched on the loop's thread only.
+        self._sessions: dict[tuple[str, bool], _Shared] = {}
         self._engines: dict[tuple[tuple[str, ...], str], _Shared] = {}
         self._opening = asyncio.Lock()
         self._thread = threading.Thread(target=self._main, name="tensorhub", daemon=True)
@@ -158,12 +158,15 @@ class Runtime:
 
     # ------------------------------------------------------------ shared by hubs; on the loop's thread
 
-    async def session(self, address: str, timeout_s: float) -> Session:
-        """The process's session with that server, opened by whoever comes first."""
+    async def session(self, address: str, timeout_s: float, *, may_start: bool = True) -> Session:
+        """The process's session with that server, opened by whoever comes first.
+
+        Who only looks must not start a server, but uses the session of those who may; never the other way round.
+        """
         async with self._opening:
-            shared = self._sessions.get(address)
+            shared = self._sessions.get((address, True)) or self._sessions.get((address, may_start))
             if shared is None:
-                link = parse_server(address)
+                link = parse_server(address, may_start=may_start)
                 session = Session(
                     link,
                     SessionId(secrets.token_bytes(ID_BYTES)),
@@ -172,17 +175,18 @@ class Runtime:
                     token=read_token(),
                 )
                 await session.open(timeout_s)
-                shared = self._sessions[address] = _Shared(session)
+                shared = self._sessions[address, may_start] = _Shared(session)
             shared.users += 1
             value: Session = shared.value
             return value
 
-    async def leave_session(self, address: str, timeout_s: float) -> None:
+    async def leave_session(self, session: Session, timeout_s: float) -> None:
+        """Give back what `session` returned."""
         async with self._opening:
-            shared = self._sessions[address]
+            key, shared = next((key, shared) for key, shared in self._sessions.items() if shared.value is session)
             shared.users -= 1
             if shared.users == 0:
-                del self._sessions[address]
+                del self._sessions[key]
                 await shared.value.close(timeout_s)
 
     def engines(self, preference: tuple[str, ...], host: str) -> list[Engine]:

@@ -20,6 +20,7 @@ from tensorhub.errors import (
     BadRequest,
     Broken,
     Closed,
+    NoServer,
     SeatTaken,
     ServerUnavailable,
     TensorHubError,
@@ -83,6 +84,8 @@ class Session:
             try:
                 connection = await self._establish(max(0.0, deadline_s - self._now_s()))
                 break
+            except NoServer:
+                raise  # asked again, it would say the same
             except Unavailable:
                 if self._now_s() + pause_s >= deadline_s:
                     raise

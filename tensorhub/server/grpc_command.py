@@ -46,7 +46,8 @@ async def run(host: Host, options: argparse.Namespace, *, has_token: bool) -> in
         from tensorhub.server.grpc_service import Tls, serve
     except ModuleNotFoundError as missing:
         raise ServerUnavailable(
-            f"a server over gRPC needs the module {missing.name!r}; install it by: pip install 'tensorhub[grpc]'"
+            f"a server over gRPC needs the module {missing.name!r}; "
+            "install it by: pip install '.[grpc]' in a checkout of TensorHub"
         ) from missing
     if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
         raise BadRequest("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top of them")

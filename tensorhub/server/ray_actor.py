@@ -53,6 +53,16 @@ def start(name: str, environ: Mapping[str, str] = os.environ, node_id: str | Non
     return actor.remote(name, lease_ns, beat_ns, log_level, token)
 
 
+def find(name: str) -> Any:
+    """The handle of the actor `name`, or None while there is none. Blocks; Ray's other errors pass."""
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:  # what Ray says of a name that nobody bears
+        return None
+
+
 def options(name: str, node_id: str | None) -> dict[str, Any]:
     """How Ray keeps the actor: see the top."""
     chosen: dict[str, Any] = {

@@ -41,8 +41,9 @@ _LOG_ENV, _IPV6_ENV, _TCP_ENV = "MC_LOG_LEVEL", "MC_USE_IPV6", "MC_FORCE_TCP"
 #: glog's level that prints only what ends the process, and the C++ name of its switch.
 _FATAL, _LEVEL_SYMBOL = 3, "_ZN3fLI17FLAGS_minloglevelE"
 _INSTALL = (
-    "install a build of it: 'pip install mooncake-transfer-engine' (CUDA), or tensorhub[mooncake-cpu] where there is "
-    "no CUDA; on Debian it needs 'apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4 liburing2'"
+    "install a build of it: 'pip install mooncake-transfer-engine', or where there is no CUDA "
+    "'pip install mooncake-transfer-engine-non-cuda'; on Debian it needs "
+    "'apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4 liburing2'"
 )
 #: Answer for a request that is late for the library itself: it may still land.
 _TIMED_OUT = -2

@@ -19,6 +19,8 @@ from tensorhub.errors import BadRequest, ServerUnavailable, Unauthorized
 
 RUNTIME_DIR_ENV = "TENSORHUB_RUNTIME_DIR"
 DEFAULT_NAME = "default"
+#: What keeps a directory from being used until somebody changes it: no other attempt would fare better.
+_UNUSABLE = (PermissionError, NotADirectoryError, FileExistsError)
 #: A file name on any file system, and never a path.
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _PRIVATE = 0o700
@@ -53,15 +55,16 @@ class LocalPlace:
 
     @classmethod
     def open(cls, name: str) -> LocalPlace:
-        """Make what is missing. `BadRequest` when a directory is not private to this user, `ServerUnavailable` when it
-        cannot be made or opened."""
+        """Make what is missing. `BadRequest` when a directory is not private to this user, or closed to it,
+        `ServerUnavailable` when it cannot be made or opened for another reason."""
         base = runtime_dir()
         try:
             _private_dir(base)
             path = os.path.join(base, check_local_name(name))
             return cls(path, _private_dir(path, keep=True))
         except OSError as error:
-            raise ServerUnavailable(
+            kind = BadRequest if isinstance(error, _UNUSABLE) else ServerUnavailable
+            raise kind(
                 f"cannot use {base!r} for the local server: {error}; set {RUNTIME_DIR_ENV} to your own directory"
             ) from error
 
@@ -107,6 +110,18 @@ class LocalPlace:
             sock.close()
             raise
         return sock
+
+    def has_listener(self) -> bool:
+        """Whether a server listens, though it may have no room for one more now."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            try:
+                sock.connect(self.socket_path)
+            except BlockingIOError:
+                return True
+            except (FileNotFoundError, ConnectionRefusedError):
+                return False
+            return True
 
     def log_tail(self, lines: int = 5) -> str:
         """The log's last lines, for errors; empty when there is none."""

@@ -82,7 +82,7 @@ class RayServer:
 @pytest.fixture(scope="session")
 def ray_head() -> Iterator[str]:
     """The address of a cluster of one node, whose processes are gone when the session ends."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'tensorhub[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
     directory = tempfile.mkdtemp(prefix="th-ray-", dir="/tmp")  # short: sockets lie in it
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

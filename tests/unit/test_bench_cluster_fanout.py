@@ -110,5 +110,5 @@ def test_a_report_is_drawn_beside_its_document(tmp_path: Path) -> None:
 def test_without_matplotlib_nothing_is_drawn_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are an extra: their absence names what to install."""
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(Missing, match=r"tensorhub\[bench\]"):
+    with pytest.raises(Missing, match=r"\.\[bench\]"):
         fanout_plot.check_able()

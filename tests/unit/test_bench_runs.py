@@ -265,7 +265,7 @@ def test_counted_steps_exist() -> None:
     """What is wrapped is what servers call: a renamed function would count as transport."""
     for module_name, path in timed_server.STEPS:
         if module_name.endswith("grpc_service"):
-            pytest.importorskip("grpc", reason="gRPC is not installed: pip install 'tensorhub[grpc]'")
+            pytest.importorskip("grpc", reason="gRPC is not installed: pip install '.[grpc]'")
         owner: Any = __import__(module_name, fromlist=["_"])
         for part in path.split("."):
             owner = getattr(owner, part)

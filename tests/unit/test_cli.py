@@ -132,7 +132,7 @@ def test_graph_writes_pictures(
     assert "cannot write" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     assert main(["graph", "--png", str(png)]) == 2
-    assert "pip install 'tensorhub[graph]'" in capsys.readouterr().err
+    assert "pip install '.[graph]' in a checkout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "graph"])
@@ -174,6 +174,20 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert captured.out == ""
     assert captured.err.startswith(f"tensorhub: {type(error).__name__}: ")
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "versions", "graph"])
+def test_looking_starts_no_server(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no local server runs, one line says so, at once, and afterwards there is still none."""
+    monkeypatch.setenv("TENSORHUB_RUNTIME_DIR", str(tmp_path))
+    assert main([command, "--server", "local:nobody", "--timeout", "3000"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tensorhub: NoServer: no local server 'nobody' runs ")
+    assert captured.err.count("\n") == 1
+    assert not list((tmp_path / "nobody").iterdir())
 
 
 @pytest.mark.parametrize(

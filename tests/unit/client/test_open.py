@@ -32,7 +32,7 @@ class Silent:
 
 def test_several_opens_end_by_their_own_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits for the server, the other for the first: both are told in time, and the background thread ends."""
-    monkeypatch.setattr(runtime, "parse_server", lambda _: Silent())
+    monkeypatch.setattr(runtime, "parse_server", lambda _, may_start: Silent())
 
     def open_one(replica: str) -> str:
         with pytest.raises(ServerUnavailable, match="silent gave no session in time") as caught:

@@ -35,8 +35,9 @@ def test_missing_adapters_are_named(scheme: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_present_adapters_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter that is there gets the whole address."""
+    """An adapter that is there gets the whole address, and whether it may start a server."""
     module = ModuleType("tensorhub.client.ray_link")
-    module.ray_link = lambda address: ("link", address)
+    module.ray_link = lambda address, may_start: ("link", address, may_start)
     monkeypatch.setitem(sys.modules, "tensorhub.client.ray_link", module)
-    assert parse_server("ray://tensorhub") == ("link", "ray://tensorhub")
+    assert parse_server("ray://tensorhub") == ("link", "ray://tensorhub", True)
+    assert parse_server("ray://tensorhub", may_start=False) == ("link", "ray://tensorhub", False)

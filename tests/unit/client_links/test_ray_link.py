@@ -17,7 +17,7 @@ from tensorhub.client import ray_calls, ray_runtime
 from tensorhub.client.hub import default_job
 from tensorhub.client.ray_calls import CallsConnection
 from tensorhub.client.ray_link import ray_link
-from tensorhub.errors import BadRequest, ServerUnavailable
+from tensorhub.errors import BadRequest, NoServer, ServerUnavailable
 from tensorhub.messages import Call
 from tensorhub.server.ray_actor import ReferenceServer, options, start
 
@@ -30,8 +30,9 @@ def outcome(work: Callable[[], Awaitable[object]]) -> object:
 
 
 @pytest.mark.parametrize("name", ["tensorhub", "a", "A-b_c.9", "x" * 128])
-def test_names_of_actors(name: str) -> None:
-    """`ray://NAME` needs no Ray to be parsed; the link says what was written."""
+def test_names_of_actors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray://NAME` joins no cluster when it is parsed; the link says what was written."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     assert ray_link(f"ray://{name}").address == f"ray://{name}"
 
 
@@ -50,23 +51,38 @@ def test_ray_client_addresses_are_explained(address: str) -> None:
 
 
 def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Ray the error says what to install."""
+    """Without Ray the error says what to install, before anything is waited for; a wrong address is told first."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ServerUnavailable, match=r"pip install 'tensorhub\[ray\]'"):
-        outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
+    with pytest.raises(ServerUnavailable, match=r"pip install '\.\[ray\]'"):
+        ray_link("ray://tensorhub")
+    with pytest.raises(BadRequest):
+        ray_link("ray://head:10001")
+
+
+def test_looking_makes_no_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that may start nothing asks for the name and says that nobody bears it."""
+    asked: list[tuple[str, str]] = []
+
+    def get_actor(name: str, namespace: str) -> object:
+        asked.append((name, namespace))
+        raise ValueError("Failed to look up actor")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, get_actor=get_actor))
+    with pytest.raises(NoServer, match="no actor 'typo' in namespace 'tensorhub'"):
+        outcome(lambda: ray_link("ray://typo", may_start=False).connect(5.0))
+    assert asked == [("typo", "tensorhub")]
 
 
 def test_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no cluster is found, the error keeps Ray's first line and says how to start or name one."""
+    """Where no cluster is found, the error keeps Ray's first line and says how to start, name or enter one."""
 
     def init(**options: object) -> None:
         raise ConnectionError("Could not find any running Ray instance.\nmore\nlines")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     monkeypatch.setattr(ray_runtime, "_joining", ray_runtime._Joining())
-    with pytest.raises(
-        ServerUnavailable, match=r"Could not find any running Ray instance\.; start Ray here .*RAY_ADDRESS"
-    ):
+    told = r"Could not find any running Ray instance\.; start Ray here .*RAY_ADDRESS.*RAY_AUTH_MODE=token"
+    with pytest.raises(ServerUnavailable, match=told):
         outcome(lambda: ray_link("ray://tensorhub").connect(5.0))
 
 

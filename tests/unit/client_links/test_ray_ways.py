@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +44,7 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 serving = asyncio.create_task(host.run())
             if reachable is None:
                 direct = None
+            monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())  # not called: the place is given
             place = _Place(LoopActor(PolledDoors(host)), direct, "127.0.0.1")
 
             async def find(self: RayLink, timeout_s: float) -> _Place:

@@ -148,7 +148,7 @@ def test_any_name_is_safe_in_svg() -> None:
 def test_png_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra is named, and a way without it."""
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(BadRequest, match=r"pip install 'tensorhub\[graph\]'.*--svg"):
+    with pytest.raises(BadRequest, match=r"pip install '\.\[graph\]'.*--svg"):
         graph_svg.png("<svg/>")
 
 

@@ -90,7 +90,7 @@ def test_without_the_library_it_says_what_to_install(
     """`tensorhub serve` without grpc names the extra, and no traceback."""
     monkeypatch.delitem(sys.modules, "tensorhub.server.grpc_service", raising=False)
     monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
-    with pytest.raises(ServerUnavailable, match=r"pip install 'tensorhub\[grpc\]'"):
+    with pytest.raises(ServerUnavailable, match=r"pip install '\.\[grpc\]'"):
         run("--listen", "127.0.0.1:0", host=Ending())
     log = logging.getLogger("tensorhub")  # `main` sets it up: put back afterwards
     monkeypatch.setattr(log, "handlers", [])

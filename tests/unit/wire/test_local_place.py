@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub.errors import BadRequest, ServerUnavailable, Unauthorized
+from tensorhub.errors import BadRequest, Unauthorized
 from tensorhub.wire import local_place
 from tensorhub.wire.local_place import LOG, SERVER_LOCK, LocalPlace, check_peer, runtime_dir, unlock
 
@@ -46,8 +46,16 @@ def test_foreign_directory_is_refused(place: LocalPlace, monkeypatch: pytest.Mon
 def test_symbolic_link_is_refused(place: LocalPlace, tmp_path: Path) -> None:
     """A link in the directory's place leads nobody elsewhere."""
     (tmp_path / "two").symlink_to(tmp_path / "one")
-    with pytest.raises(ServerUnavailable, match="cannot use"):
+    with pytest.raises(BadRequest, match="cannot use"):
         LocalPlace.open("two")
+
+
+def test_a_directory_that_cannot_be_made_is_no_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session asks again for what is unavailable, until its deadline; below a file nothing can be made."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TENSORHUB_RUNTIME_DIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(BadRequest, match=r"cannot use .* set TENSORHUB_RUNTIME_DIR"):
+        LocalPlace.open("one")
 
 
 def test_lock_excludes_until_unlocked(place: LocalPlace) -> None:
