@@ -41,7 +41,7 @@ def test_a_missing_package_or_system_library_is_named_with_what_to_install(loade
         raise ImportError(missing)
 
     monkeypatch.setattr(importlib, "import_module", load)
-    with pytest.raises(EngineUnavailable, match=r"mooncake-cpu.*apt-get install libibverbs1") as caught:
+    with pytest.raises(EngineUnavailable, match=r"mooncake-transfer-engine.*apt-get install libibverbs1") as caught:
         acquire("127.0.0.1", "tcp")
     assert missing in caught.value.message
 
