@@ -6,9 +6,11 @@ It decides when a worker counts as dead or stuck, and leaves no orphan. It never
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -62,6 +64,13 @@ class ProcessFleet:
         context = multiprocessing.get_context("forkserver")
         over_ray = any((setup.server or "").startswith("ray://") for setup in self._setups)
         context.set_forkserver_preload([*PRELOAD, "ray"] if over_ray else list(PRELOAD))
+        # Ctrl-C reaches every process of the foreground group; ours alone acts on it. What starts here inherits the
+        # block, also while it imports; a worker lifts it once it ignores the signal.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             for setup in self._setups:
                 ours, theirs = context.Pipe()
