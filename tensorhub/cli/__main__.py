@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -28,6 +31,10 @@ EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
 #: Columns of a table that goes to a file or pipe: no cell is cut for a terminal that is not there.
 PIPE_COLUMNS = 240
+#: What the demo gives a server to answer before it starts any process.
+REACH_SECONDS = 10.0
+#: After so long without an answer it says what it waits for.
+WAITING_SECONDS = 1.0
 #: Between two looks of `--watch`.
 WATCH_SECONDS = 1.0
 
@@ -72,6 +79,7 @@ def demo(
     engine_names(engine)
     if server is not None:
         parse_server(server)
+    _reach(server)
     console = Console(stderr=as_json)
     view: demo_view.LiveView | demo_view.PlainView
     if console.is_terminal and not as_json:
@@ -190,6 +198,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TensorHubError, _worker_failed()) as error:
         return _complain(errors, error, EXIT_FAILED)
     return 0
+
+
+def _reach(server: str | None) -> None:
+    """Fail at once, and once, where every worker of the demo would wait for the same server in vain.
+
+    Only servers over gRPC are asked: all others the workers start themselves where there is none.
+    """
+    server = server or os.environ.get("TENSORHUB_SERVER") or "local"
+    if server.startswith(("grpc://", "grpcs://")):
+        with _told_of_waiting(server):
+            _hub_module().server_status(server=server, timeout=REACH_SECONDS)
+
+
+@contextmanager
+def _told_of_waiting(server: str) -> Iterator[None]:
+    """One line on stderr if what happens meanwhile takes a while."""
+    note = threading.Timer(WAITING_SECONDS, lambda: sys.stderr.write(f"waiting for {server}\n"))
+    note.daemon = True
+    note.start()
+    try:
+        yield
+    finally:
+        note.cancel()
 
 
 def _complain(console: Console, error: Exception, code: int) -> int:

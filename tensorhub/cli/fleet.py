@@ -128,7 +128,7 @@ class ProcessFleet:
                         deadline = min(deadline, time.monotonic() + END_SECONDS)
                 del pending[connection]  # type: ignore[arg-type]
         if failures:
-            raise WorkerFailed("; ".join(f"{member}: {reason}" for member, reason in sorted(failures.items())))
+            raise WorkerFailed(_told_once(failures))
         return results
 
     def pieces(self, member: Member, nbytes: int, timeout_s: float) -> Iterable[bytes]:
@@ -186,3 +186,11 @@ class ProcessFleet:
         if code is None:
             return "closed its pipe and goes on"
         return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _told_once(failures: Mapping[Member, str]) -> str:
+    """Who failed and why; workers with the same reason share it."""
+    members: dict[str, list[str]] = {}
+    for member, reason in sorted(failures.items()):
+        members.setdefault(reason, []).append(str(member))
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in members.items())

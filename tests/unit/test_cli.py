@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import tensorhub
+from tensorhub.cli import fleet
 from tensorhub.cli.__main__ import main
+from tensorhub.cli.demo_worker import Member
 from tensorhub.errors import BadRequest, ServerUnavailable, Where
 from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId, Version
@@ -195,6 +197,26 @@ def test_malformed_requests_exit_2(
     """What cannot be done as asked exits with 2 and a word on stderr."""
     assert main(arguments) == 2
     assert capsys.readouterr().err
+
+
+def test_the_demo_asks_a_server_before_it_starts_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody listens: one message, code 1, and no worker was started to find the same."""
+
+    def fail(**named: Any) -> None:
+        raise ServerUnavailable(f"{named['server']} is silent")
+
+    monkeypatch.setattr(tensorhub, "server_status", fail, raising=False)
+    monkeypatch.setattr(fleet.ProcessFleet, "__enter__", lambda _: pytest.fail("workers were started"))
+    assert main(["demo", "--model-mib", "1", "--server", "grpc://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == "tensorhub: ServerUnavailable: grpc://127.0.0.1:1 is silent\n"
+
+
+def test_the_same_failure_of_several_workers_is_told_once() -> None:
+    """Workers that fail alike share one reason; others keep theirs."""
+    alike = {Member("trainer", 0): "no server", Member("rollout-0", 0): "no server", Member("rollout-1", 0): "died"}
+    assert fleet._told_once(alike) == "rollout-0#0, trainer#0: no server; rollout-1#0: died"
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
