@@ -59,7 +59,7 @@ class Setup:
     model: str
     server: str | None
     job: str | None
-    engine: str
+    engine: tuple[str, ...]
     timeout_s: float
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import tensorhub
+from tensorhub.cli import __main__ as command_line
 from tensorhub.cli import fleet
 from tensorhub.cli.__main__ import main
 from tensorhub.cli.demo_worker import Member
 from tensorhub.errors import BadRequest, ServerUnavailable, Where
 from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
+from tensorhub.transport.router import engine_names
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId, Version
 from tensorhub.views import PulledView
 
@@ -217,6 +219,12 @@ def test_the_same_failure_of_several_workers_is_told_once() -> None:
     """Workers that fail alike share one reason; others keep theirs."""
     alike = {Member("trainer", 0): "no server", Member("rollout-0", 0): "no server", Member("rollout-1", 0): "died"}
     assert fleet._told_once(alike) == "rollout-0#0, trainer#0: no server; rollout-1#0: died"
+
+
+def test_help_of_the_demo_names_every_engine() -> None:
+    """The words of `--engine` are those that the router takes."""
+    for name in engine_names("auto"):
+        assert name in command_line.ENGINES
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
