@@ -116,11 +116,11 @@ def status(
         if as_json:
             _print_json(tables.as_json(view))
         else:
-            _tables_console().print(Group(*tables.status_tables(view)))
+            _tables_console().print(Group(*tables.status_parts(view)))
         return
     if as_json:
         raise BadRequest("--json prints one document; it does not go with --watch")
-    _watch(lambda: Group(*tables.status_tables(hub.server_status(server=server, model=model, timeout=timeout))))
+    _watch(lambda: Group(*tables.status_parts(hub.server_status(server=server, model=model, timeout=timeout))))
 
 
 @app.command()
@@ -132,7 +132,7 @@ def versions(server: Server = None, model: ModelName = None, as_json: AsJson = F
     if as_json:
         _print_json({"versions": tables.as_json(found)})
     else:
-        _tables_console().print(tables.versions_table(found))
+        _tables_console().print(tables.versions_part(found))
 
 
 @app.command()
@@ -260,6 +260,7 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise BadRequest(f"cannot write {path}: {error.strerror}") from error
+    sys.stderr.write(f"wrote {path}\n")
 
 
 def _print_json(document: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -92,6 +93,19 @@ def test_status_tables_name_who_reads_what(server: dict[str, Any], capsys: pytes
         assert part in shown
 
 
+def test_nothing_held_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty server shows no empty frames."""
+    empty = dataclasses.replace(STATUS, versions=(), holdings=(), waiting=())
+    monkeypatch.setattr(tensorhub, "server_status", lambda **_: empty, raising=False)
+    monkeypatch.setattr(tensorhub, "server_versions", lambda **_: (), raising=False)
+    assert main(["versions"]) == 0
+    assert capsys.readouterr().out == "no version is held\n"
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("no version is held\n")
+    assert "holdings" not in shown
+
+
 def test_versions_json_and_table(server: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """`versions` prints a table, `versions --json` the same rows as a document."""
     assert main(["versions"]) == 0
@@ -123,13 +137,13 @@ def test_graph_shows_who_pulled_from_whom(server: dict[str, Any], capsys: pytest
 def test_graph_writes_pictures(
     server: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--svg` and `--png` write files and print nothing; what cannot be written or made is one line."""
+    """`--svg` and `--png` write files, named on stderr; what cannot be written or made is one line."""
     renderer = types.ModuleType("resvg_py")
     renderer.svg_to_bytes = lambda **_: b"picture"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "resvg_py", renderer)
     svg, png = tmp_path / "graph.svg", tmp_path / "graph.png"
     assert main(["graph", "--svg", str(svg), "--png", str(png)]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", f"wrote {svg}\nwrote {png}\n")
     assert svg.read_text(encoding="utf-8").startswith("<svg ")
     assert png.read_bytes() == b"picture"
     assert main(["graph", "--svg", str(tmp_path / "no" / "graph.svg")]) == 2
