@@ -89,8 +89,12 @@ def demo(
     else:
         view = demo_view.PlainView(None if as_json else console)
     signal.signal(signal.SIGTERM, _interrupt)  # so that leaving the fleet ends its processes
-    with ProcessFleet(setups(options)) as fleet, view:
-        outcome = run(options, fleet, view)
+    try:
+        with ProcessFleet(setups(options)) as fleet, view:
+            outcome = run(options, fleet, view)
+    except KeyboardInterrupt:
+        sys.stderr.write("tensorhub: interrupted; the demo's processes have ended\n")
+        raise
     if as_json:
         _print_json(outcome.as_json())
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 import time
 import types
@@ -227,6 +228,18 @@ def test_the_demo_asks_a_server_before_it_starts_a_process(
     monkeypatch.setattr(fleet.ProcessFleet, "__enter__", lambda _: pytest.fail("workers were started"))
     assert main(["demo", "--model-mib", "1", "--server", "grpc://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == "tensorhub: ServerUnavailable: grpc://127.0.0.1:1 is silent\n"
+
+
+def test_an_interrupted_demo_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C: a line, and a shell's code for it."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(fleet.ProcessFleet, "__enter__", interrupt)
+    assert main(["demo", "--model-mib", "1", "--server", "local"]) == 130
+    assert capsys.readouterr().err == "tensorhub: interrupted; the demo's processes have ended\n"
 
 
 def test_the_same_failure_of_several_workers_is_told_once() -> None:
