@@ -28,6 +28,8 @@ class Address:
             host, colon, port = text.rpartition(":")
             if colon and host and ":" not in host and "]" not in host and "/" not in host:
                 return cls(host, _port(port, text))
+        if text and not set(text) & set(":[]/"):
+            raise BadRequest(f"address {text!r} lacks the port; write '{text}:PORT'")
         raise BadRequest(f"address {text!r} is none; write 'host:port', or '[::1]:port' for IPv6")
 
     def __str__(self) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -28,6 +31,12 @@ EXIT_BAD_REQUEST = 2
 EXIT_INTERRUPTED = 130
 #: Columns of a table that goes to a file or pipe: no cell is cut for a terminal that is not there.
 PIPE_COLUMNS = 240
+#: What the demo gives a server to answer before it starts any process.
+REACH_SECONDS = 10.0
+#: After so long without an answer it says what it waits for.
+WAITING_SECONDS = 1.0
+#: Said without the router, which would load every engine's module; a test holds them equal.
+ENGINES = "'auto', or one or more of memory, cuda_ipc, local, mooncake and tcp, best first, by commas: 'tcp,local'"
 #: Between two looks of `--watch`.
 WATCH_SECONDS = 1.0
 
@@ -55,7 +64,7 @@ def demo(
     replicas: Annotated[int, typer.Option(min=1, help="rollout replicas")] = 4,
     shards: Annotated[int, typer.Option(min=1, help="processes of each replica")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="train, publish, replicate, compare, unpublish")] = 3,
-    engine: Annotated[str, typer.Option(help="'auto', 'local', 'tcp' or 'mooncake'")] = "auto",
+    engine: Annotated[str, typer.Option(help=ENGINES)] = "auto",
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,11 +76,12 @@ def demo(
     from tensorhub.client.links import parse_server
     from tensorhub.transport.router import engine_names
 
-    options = Options(chosen.choose(weights, model_mib), replicas, shards, rounds, engine, server)
+    options = Options(chosen.choose(weights, model_mib), replicas, shards, rounds, tuple(engine.split(",")), server)
     options.check()
-    engine_names(engine)
+    engine_names(options.engine)
     if server is not None:
         parse_server(server)
+    _reach(server)
     console = Console(stderr=as_json)
     view: demo_view.LiveView | demo_view.PlainView
     if console.is_terminal and not as_json:
@@ -79,8 +89,12 @@ def demo(
     else:
         view = demo_view.PlainView(None if as_json else console)
     signal.signal(signal.SIGTERM, _interrupt)  # so that leaving the fleet ends its processes
-    with ProcessFleet(setups(options)) as fleet, view:
-        outcome = run(options, fleet, view)
+    try:
+        with ProcessFleet(setups(options)) as fleet, view:
+            outcome = run(options, fleet, view)
+    except KeyboardInterrupt:
+        sys.stderr.write("tensorhub: interrupted; the demo's processes have ended\n")
+        raise
     if as_json:
         _print_json(outcome.as_json())
     else:
@@ -106,11 +120,11 @@ def status(
         if as_json:
             _print_json(tables.as_json(view))
         else:
-            _tables_console().print(Group(*tables.status_tables(view)))
+            _tables_console().print(Group(*tables.status_parts(view)))
         return
     if as_json:
         raise BadRequest("--json prints one document; it does not go with --watch")
-    _watch(lambda: Group(*tables.status_tables(hub.server_status(server=server, model=model, timeout=timeout))))
+    _watch(lambda: Group(*tables.status_parts(hub.server_status(server=server, model=model, timeout=timeout))))
 
 
 @app.command()
@@ -122,7 +136,7 @@ def versions(server: Server = None, model: ModelName = None, as_json: AsJson = F
     if as_json:
         _print_json({"versions": tables.as_json(found)})
     else:
-        _tables_console().print(tables.versions_table(found))
+        _tables_console().print(tables.versions_part(found))
 
 
 @app.command()
@@ -192,6 +206,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _reach(server: str | None) -> None:
+    """Fail at once, and once, where every worker of the demo would wait for the same server in vain.
+
+    Only servers over gRPC are asked: all others the workers start themselves where there is none.
+    """
+    server = server or os.environ.get("TENSORHUB_SERVER") or "local"
+    if server.startswith(("grpc://", "grpcs://")):
+        with _told_of_waiting(server):
+            _hub_module().server_status(server=server, timeout=REACH_SECONDS)
+
+
+@contextmanager
+def _told_of_waiting(server: str) -> Iterator[None]:
+    """One line on stderr if what happens meanwhile takes a while."""
+    note = threading.Timer(WAITING_SECONDS, lambda: sys.stderr.write(f"waiting for {server}\n"))
+    note.daemon = True
+    note.start()
+    try:
+        yield
+    finally:
+        note.cancel()
+
+
 def _complain(console: Console, error: Exception, code: int) -> int:
     text = " ".join(str(error).split())
     console.print(f"tensorhub: {type(error).__name__}: {text}", markup=False, highlight=False, soft_wrap=True)
@@ -227,6 +264,7 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise BadRequest(f"cannot write {path}: {error.strerror}") from error
+    sys.stderr.write(f"wrote {path}\n")
 
 
 def _print_json(document: object) -> None:

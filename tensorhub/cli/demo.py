@@ -54,7 +54,8 @@ class Options:
     replicas: int = 4
     shards: int = 2
     rounds: int = 3
-    engine: str = "auto"
+    #: Names of engines, best first.
+    engine: tuple[str, ...] = ("auto",)
     server: str | None = None
 
     def check(self) -> None:
@@ -122,7 +123,7 @@ class Outcome:
             },
             "replicas": self.options.replicas,
             "shards": self.options.shards,
-            "engine": self.options.engine,
+            "engine": ",".join(self.options.engine),
             "rounds": [asdict(done) for done in self.rounds],
             "bytes_compared": self.bytes_compared,
             "differences": [asdict(difference) for difference in self.differences],

@@ -157,7 +157,7 @@ def round_graph(done: Round) -> Graph:
 def round_lines(done: Round) -> list[str]:
     """One round as plain text."""
     lines = [
-        f"version {done.version}: train step changed {done.tensors_changed} tensors, published in "
+        f"version {done.version}: train step changed {count(done.tensors_changed, 'tensor')}, published in "
         f"{done.publish_s * 1e3:.1f} ms, unpublished in {done.unpublish_s * 1e3:.1f} ms"
     ]
     for row in done.replicas:
@@ -165,7 +165,7 @@ def round_lines(done: Round) -> list[str]:
         unverified = "" if row.verified else " (not verified by the hub)"
         lines.append(
             f"  {row.replica} <- {sources(row)}: {size(row.nbytes)} in {row.seconds:.3f} s, {row.gb_per_s:.2f} GB/s"
-            f" [{phases(row)}] {verdict}{unverified}"
+            f"{over(row)} [{phases(row)}] {verdict}{unverified}"
         )
     graph = round_graph(done)
     return [*lines, f"  graph: {paths(graph) or 'nobody pulled'} ({graph.summary})"]
@@ -179,8 +179,9 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         lines.append(f"... and {hidden} more (all with --json)")
     options = outcome.options
     what = (
-        f"{len(options.model.specs)} tensors in {options.replicas} rollouts of {options.shards} shards, "
-        f"{len(outcome.rounds)} rounds by digest, {size(outcome.bytes_compared)} byte for byte"
+        f"{count(len(options.model.specs), 'tensor')} in {count(options.replicas, 'rollout')} of "
+        f"{count(options.shards, 'shard')}, "
+        f"{count(len(outcome.rounds), 'round')} by digest, {size(outcome.bytes_compared)} byte for byte"
     )
     verdict = "identical" if outcome.identical else f"DIFFERENT ({len(outcome.differences)} differences)"
     return [*lines, f"{verdict}: {what}"]
@@ -189,6 +190,17 @@ def outcome_lines(outcome: Outcome) -> list[str]:
 def sources(row: ReplicaRound) -> str:
     """ "trainer#0, rollout-1#1" in the order they were used."""
     return ", ".join(dict.fromkeys(str(pull["source"]) for pull in row.sources)) or "nobody"
+
+
+def over(row: ReplicaRound) -> str:
+    """ " over tcp, local": the engines that carried the bytes; why each was chosen is in the document of `--json`."""
+    engines = ", ".join(dict.fromkeys(str(pull["engine"]) for pull in row.sources))
+    return f" over {engines}" if engines else ""
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 round", "2 rounds"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def phases(row: ReplicaRound) -> str:

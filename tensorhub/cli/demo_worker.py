@@ -6,6 +6,7 @@ name and message. It ends when told, when the pipe closes, or with its parent.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, assert_never
 
 from tensorhub.cli import compare, weights
+from tensorhub.errors import TensorHubError
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +59,7 @@ class Setup:
     model: str
     server: str | None
     job: str | None
-    engine: str
+    engine: tuple[str, ...]
     timeout_s: float
 
 
@@ -166,6 +168,7 @@ def main(connection: Connection, setup: Setup) -> None:
     """Entry point of a spawned process."""
     end_with(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole foreground group; the parent ends us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fleet blocked it until here
     import torch
 
     torch.set_num_threads(1)  # many workers share the host's cores
@@ -184,9 +187,11 @@ def serve(connection: Connection, setup: Setup, open_hub: OpenHub) -> None:
     except EOFError:
         return  # nobody is left to answer to
     except Exception as error:  # noqa: BLE001  whatever it is, the parent must hear its name
-        connection.send(Failure(type(error).__name__, str(error)))
+        with contextlib.suppress(ConnectionError):  # unless it has left, which may be the very failure
+            connection.send(Failure(type(error).__name__, str(error)))
     finally:
-        worker.close()
+        with contextlib.suppress(TensorHubError):  # after Leave it is closed; else a failure is told, or nobody listens
+            worker.close()
         connection.close()
 
 
@@ -282,7 +287,10 @@ class _Worker:
         while not done.wait(PROGRESS_SECONDS):
             now = self.hub.progress()
             if now is not None and now.bytes_total:
-                self.send(Progress(now.bytes_done, now.bytes_total, now.source))
+                try:
+                    self.send(Progress(now.bytes_done, now.bytes_total, now.source))
+                except ConnectionError:
+                    return  # nobody looks any more; the main thread meets the same when it answers
 
     def digests(self) -> dict[str, str]:
         return {

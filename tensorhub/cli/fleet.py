@@ -6,9 +6,11 @@ It decides when a worker counts as dead or stuck, and leaves no orphan. It never
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -62,6 +64,13 @@ class ProcessFleet:
         context = multiprocessing.get_context("forkserver")
         over_ray = any((setup.server or "").startswith("ray://") for setup in self._setups)
         context.set_forkserver_preload([*PRELOAD, "ray"] if over_ray else list(PRELOAD))
+        # Ctrl-C reaches every process of the foreground group; ours alone acts on it. What starts here inherits the
+        # block, also while it imports; a worker lifts it once it ignores the signal.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             for setup in self._setups:
                 ours, theirs = context.Pipe()
@@ -119,7 +128,7 @@ class ProcessFleet:
                         deadline = min(deadline, time.monotonic() + END_SECONDS)
                 del pending[connection]  # type: ignore[arg-type]
         if failures:
-            raise WorkerFailed("; ".join(f"{member}: {reason}" for member, reason in sorted(failures.items())))
+            raise WorkerFailed(_told_once(failures))
         return results
 
     def pieces(self, member: Member, nbytes: int, timeout_s: float) -> Iterable[bytes]:
@@ -177,3 +186,11 @@ class ProcessFleet:
         if code is None:
             return "closed its pipe and goes on"
         return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _told_once(failures: Mapping[Member, str]) -> str:
+    """Who failed and why; workers with the same reason share it."""
+    members: dict[str, list[str]] = {}
+    for member, reason in sorted(failures.items()):
+        members.setdefault(reason, []).append(str(member))
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in members.items())

@@ -5,16 +5,18 @@ In JSON every id and digest is hex, every duration keeps its unit in its name, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from tensorhub.cli.units import size
 from tensorhub.messages import StatusView, VersionView
 from tensorhub.types import Location, Seat
 
+NO_VERSION = "no version is held"
 #: Names in one cell; the count says how many there are.
 NAMES_SHOWN = 4
 
@@ -32,6 +34,11 @@ def as_json(value: object) -> Any:
             return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
         case _:
             return value
+
+
+def versions_part(versions: Sequence[VersionView]) -> RenderableType:
+    """The table, or a sentence: an empty frame reads like a fault."""
+    return versions_table(versions) if versions else NO_VERSION
 
 
 def versions_table(versions: Iterable[VersionView]) -> Table:
@@ -53,8 +60,8 @@ def versions_table(versions: Iterable[VersionView]) -> Table:
     return table
 
 
-def status_tables(status: StatusView) -> list[Table]:
-    """Versions, holdings, sessions and waits; the last only if somebody waits."""
+def status_parts(status: StatusView) -> list[RenderableType]:
+    """Versions, holdings, sessions and waits: a table of each that has rows; no version is a sentence."""
     holdings = Table(title="holdings", title_justify="left")
     for heading in (
         "model",
@@ -95,15 +102,15 @@ def status_tables(status: StatusView) -> list[Table]:
             _names([f"{seat.model} {seat}" for seat in session.seats]),
             f"{session.lease_left_ns / 1e9:.1f} s",
         )
-    tables = [versions_table(status.versions), holdings, sessions]
+    parts = [versions_part(status.versions), *(table for table in (holdings, sessions) if table.row_count)]
     if status.waiting:
         waits = Table(title="waiting", title_justify="left")
         for heading in ("who", "for what", "left"):
             waits.add_column(heading)
         for wait in status.waiting:
             waits.add_row(wait.who, wait.what, f"{wait.left_ns / 1e9:.1f} s")
-        tables.append(waits)
-    return tables
+        parts.append(waits)
+    return parts
 
 
 def _seat(seat: Seat, shards: int) -> str:

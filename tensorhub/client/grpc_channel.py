@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Closed, ServerUnavailable
+from tensorhub.errors import BadRequest, Closed, ServerUnavailable, TensorHubError, Unauthorized
 from tensorhub.wire.grpc_library import grpc
 from tensorhub.wire.grpc_names import ACCEPTED, METHOD
 
@@ -190,21 +190,30 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; a process cannot ask for its password")
 
 
-def unavailable(target: Target, code: grpc.StatusCode, details: str | None) -> ServerUnavailable:
-    """What the end of a stream means, with gRPC's own code and details."""
+def unavailable(target: Target, code: grpc.StatusCode, details: str | None) -> TensorHubError:
+    """What the end of a stream means, with gRPC's own code and details. A certificate that does not convince will not
+    next time either: that is `Unauthorized`, which nobody tries again; all else is `ServerUnavailable`."""
     told = " ".join((details or "no details").split())
-    return ServerUnavailable(f"{target} {_meaning(code, told)} ({code.name}: {told})")
+    kind = Unauthorized if any(sign in told for sign in _CERTIFICATE_SIGNS) else ServerUnavailable
+    return kind(f"{target} {_meaning(target, code, told)} ({code.name}: {told})")
 
 
-def _meaning(code: grpc.StatusCode, details: str) -> str:
+def _meaning(target: Target, code: grpc.StatusCode, details: str) -> str:
     if code == grpc.StatusCode.UNAVAILABLE:
         for sign, meaning in _SIGNS:
             if sign in details:
                 return meaning
+        if "Socket closed" in details:
+            return f"closed the connection; {_CLOSED_TLS if target.tls else _CLOSED_PLAIN}"
         return "cannot be reached, or went away"
     return _CODES.get(code, "ended the connection")
 
 
+#: A server that wants TLS, or a certificate, hangs up; so does one that dies.
+_CLOSED_PLAIN = "does it speak TLS? then write grpcs://"
+_CLOSED_TLS = f"does it want a client's certificate? set {CERT_ENV} and {KEY_ENV}"
+#: A check of ours that failed, as far as gRPC says it in details; the meanings stand below.
+_CERTIFICATE_SIGNS = ("CERTIFICATE_VERIFY_FAILED", "Peer name", "Hostname Verification")
 #: What gRPC says in details, and what it means; the first that is found counts.
 _SIGNS = (
     ("CERTIFICATE_VERIFY_FAILED", f"shows a certificate that is not trusted here; {CA_ENV} names the CA's file"),

@@ -126,7 +126,11 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get(IDLE_ENV, IDLE_S),
         help=f"how long to stay when nobody is there (or {IDLE_ENV})",
     )
-    remote = kinds.add_parser("grpc", help="for the processes of a cluster, over gRPC; in the foreground")
+    remote = kinds.add_parser(
+        "grpc",
+        help="for the processes of a cluster, over gRPC; in the foreground",
+        epilog="`tensorhub serve local` runs the one of this host instead; its options: tensorhub serve local --help",
+    )
     remote.set_defaults(run=_run_grpc)
     grpc_command.add_options(remote)
     _add_durations(remote)

@@ -213,13 +213,13 @@ def test_tls_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with grpc_server("localhost:0", *tls, "--token-file", str(token)) as server:
             assert server.address.startswith("grpcs://localhost:")
             monkeypatch.setenv("TENSORHUB_TLS_CA", stranger.cert)
-            with pytest.raises(ServerUnavailable, match="certificate that is not trusted here"):
+            with pytest.raises(Unauthorized, match="certificate that is not trusted here"):
                 asyncio.run(parse_server(server.address).connect(5.0))
             monkeypatch.setenv("TENSORHUB_TLS_CA", ca.cert)
             for shown, why in ((b"", "was shown none"), (b"another", "was shown another")):
                 with pytest.raises(Unauthorized, match=why):
                     connect_and_close(server.address, shown)
-            with pytest.raises(ServerUnavailable):
+            with pytest.raises(ServerUnavailable, match=r"does it speak TLS.*grpcs://"):
                 asyncio.run(parse_server(server.address.replace("grpcs", "grpc")).connect(5.0))
             monkeypatch.setenv("TENSORHUB_TOKEN_FILE", str(token))
             trainer = open_hub("trainer", server.address, weights(1, rows=8))
@@ -234,7 +234,7 @@ def test_tls_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "secret" not in log
         monkeypatch.delenv("TENSORHUB_TOKEN_FILE")
         with grpc_server("localhost:0", "--tls-cert", elsewhere.cert, "--tls-key", elsewhere.key) as other:
-            with pytest.raises(ServerUnavailable, match="certificate of another name"):
+            with pytest.raises(Unauthorized, match="certificate of another name"):
                 asyncio.run(parse_server(other.address).connect(5.0))
             monkeypatch.setenv("TENSORHUB_TLS_SERVER_NAME", "elsewhere.example")
             connect_and_close(other.address)
@@ -251,7 +251,7 @@ def test_mutual_tls(monkeypatch: pytest.MonkeyPatch) -> None:
                 if shown is not None:
                     monkeypatch.setenv("TENSORHUB_TLS_CERT", shown.cert)
                     monkeypatch.setenv("TENSORHUB_TLS_KEY", shown.key)
-                with pytest.raises(ServerUnavailable):
+                with pytest.raises(ServerUnavailable, match=r"TENSORHUB_TLS_CERT and TENSORHUB_TLS_KEY"):
                     asyncio.run(parse_server(server.address).connect(5.0))
             monkeypatch.setenv("TENSORHUB_TLS_CERT", client.cert)
             monkeypatch.setenv("TENSORHUB_TLS_KEY", client.key)

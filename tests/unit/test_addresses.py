@@ -36,6 +36,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Address.parse(text)
 
 
+def test_a_host_alone_is_told_what_it_lacks() -> None:
+    """A host without a port is no riddle: the message says what is missing and how it looks."""
+    with pytest.raises(BadRequest, match=r"'127\.0\.0\.1' lacks the port; write '127\.0\.0\.1:PORT'"):
+        Address.parse("127.0.0.1")
+
+
 def test_the_own_host_is_the_one_on_the_way_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """loopback_refused: loopback comes out only towards a server reached by loopback; the user's word goes first."""
     assert host_towards(Address("127.0.0.1", 1)) == "127.0.0.1"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import signal
 import sys
 import time
 import types
@@ -12,9 +14,13 @@ from typing import Any
 import pytest
 
 import tensorhub
+from tensorhub.cli import __main__ as command_line
+from tensorhub.cli import fleet
 from tensorhub.cli.__main__ import main
+from tensorhub.cli.demo_worker import Member
 from tensorhub.errors import BadRequest, ServerUnavailable, Where
 from tensorhub.messages import HoldingView, SessionView, StatusView, VersionView, WaitView
+from tensorhub.transport.router import engine_names
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId, Version
 from tensorhub.views import PulledView
 
@@ -88,6 +94,19 @@ def test_status_tables_name_who_reads_what(server: dict[str, Any], capsys: pytes
         assert part in shown
 
 
+def test_nothing_held_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty server shows no empty frames."""
+    empty = dataclasses.replace(STATUS, versions=(), holdings=(), waiting=())
+    monkeypatch.setattr(tensorhub, "server_status", lambda **_: empty, raising=False)
+    monkeypatch.setattr(tensorhub, "server_versions", lambda **_: (), raising=False)
+    assert main(["versions"]) == 0
+    assert capsys.readouterr().out == "no version is held\n"
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("no version is held\n")
+    assert "holdings" not in shown
+
+
 def test_versions_json_and_table(server: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """`versions` prints a table, `versions --json` the same rows as a document."""
     assert main(["versions"]) == 0
@@ -119,13 +138,13 @@ def test_graph_shows_who_pulled_from_whom(server: dict[str, Any], capsys: pytest
 def test_graph_writes_pictures(
     server: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--svg` and `--png` write files and print nothing; what cannot be written or made is one line."""
+    """`--svg` and `--png` write files, named on stderr; what cannot be written or made is one line."""
     renderer = types.ModuleType("resvg_py")
     renderer.svg_to_bytes = lambda **_: b"picture"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "resvg_py", renderer)
     svg, png = tmp_path / "graph.svg", tmp_path / "graph.png"
     assert main(["graph", "--svg", str(svg), "--png", str(png)]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", f"wrote {svg}\nwrote {png}\n")
     assert svg.read_text(encoding="utf-8").startswith("<svg ")
     assert png.read_bytes() == b"picture"
     assert main(["graph", "--svg", str(tmp_path / "no" / "graph.svg")]) == 2
@@ -209,6 +228,44 @@ def test_malformed_requests_exit_2(
     """What cannot be done as asked exits with 2 and a word on stderr."""
     assert main(arguments) == 2
     assert capsys.readouterr().err
+
+
+def test_the_demo_asks_a_server_before_it_starts_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody listens: one message, code 1, and no worker was started to find the same."""
+
+    def fail(**named: Any) -> None:
+        raise ServerUnavailable(f"{named['server']} is silent")
+
+    monkeypatch.setattr(tensorhub, "server_status", fail, raising=False)
+    monkeypatch.setattr(fleet.ProcessFleet, "__enter__", lambda _: pytest.fail("workers were started"))
+    assert main(["demo", "--model-mib", "1", "--server", "grpc://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == "tensorhub: ServerUnavailable: grpc://127.0.0.1:1 is silent\n"
+
+
+def test_an_interrupted_demo_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C: a line, and a shell's code for it."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(fleet.ProcessFleet, "__enter__", interrupt)
+    assert main(["demo", "--model-mib", "1", "--server", "local"]) == 130
+    assert capsys.readouterr().err == "tensorhub: interrupted; the demo's processes have ended\n"
+
+
+def test_the_same_failure_of_several_workers_is_told_once() -> None:
+    """Workers that fail alike share one reason; others keep theirs."""
+    alike = {Member("trainer", 0): "no server", Member("rollout-0", 0): "no server", Member("rollout-1", 0): "died"}
+    assert fleet._told_once(alike) == "rollout-0#0, trainer#0: no server; rollout-1#0: died"
+
+
+def test_help_of_the_demo_names_every_engine() -> None:
+    """The words of `--engine` are those that the router takes."""
+    for name in engine_names("auto"):
+        assert name in command_line.ENGINES
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

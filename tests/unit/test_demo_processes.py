@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import multiprocessing
 import os
 import select
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
 
 from tensorhub.cli import compare, demo, weights
 from tensorhub.cli.demo_view import PlainView
-from tensorhub.cli.demo_worker import Digests, Leave, Member, Open, Setup
+from tensorhub.cli.demo_worker import Digests, Leave, Member, Open, Replicate, Setup, serve
 from tensorhub.cli.fleet import ProcessFleet, WorkerFailed
+from tensorhub.errors import ServerUnavailable, WaitTimeout
 from tests.unit import bare_workers, fake_hub
 
 pytestmark = pytest.mark.slow
@@ -85,6 +90,38 @@ def test_a_silent_worker_meets_its_deadline() -> None:
     late = r"trainer#0: did not answer within 0.1 s to Digests"
     with ProcessFleet(lone_setup(), bare_workers.fall_silent) as fleet, pytest.raises(WorkerFailed, match=late):
         fleet.ask({ONE: Digests()}, 0.1)
+
+
+class _Slow:
+    """A hub whose progress is seen once; its replicate takes until then, and a little more."""
+
+    def __init__(self) -> None:
+        self.looked = threading.Event()
+
+    def register(self, tensors: object) -> None:
+        return None
+
+    def progress(self) -> object:
+        self.looked.set()
+        return types.SimpleNamespace(bytes_done=1, bytes_total=2, source="trainer#0")
+
+    def replicate(self, selector: str, timeout: float) -> object:
+        assert self.looked.wait(timeout)
+        raise WaitTimeout("nothing came")
+
+    def close(self) -> None:
+        raise ServerUnavailable("nobody says goodbye")
+
+
+def test_a_worker_whose_parent_left_ends_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C: the pipe is gone in the midst of a replicate; neither thread of the worker has a traceback to show."""
+    ours, theirs = multiprocessing.Pipe()
+    setup = dataclasses.replace(lone_setup()[0], trainer=False)
+    ours.send(Open())
+    ours.send(Replicate())
+    ours.close()
+    serve(theirs, setup, lambda *_, **__: _Slow())
+    assert capfd.readouterr().err == ""
 
 
 def test_no_process_outlives_a_killed_parent() -> None:

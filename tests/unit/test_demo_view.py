@@ -35,9 +35,18 @@ def test_plain_lines_tell_the_round() -> None:
         view.round_done(ROUND)
     first, second, third = stream.getvalue().splitlines()
     assert first.startswith("version 7: train step changed 103 tensors, published in 2.0 ms")
-    assert "rollout-0 <- trainer#0, rollout-1#0: 90.9 MB in 0.500 s, 0.18 GB/s [transfer 250 ms] identical" in second
+    assert (
+        "rollout-0 <- trainer#0, rollout-1#0: 90.9 MB in 0.500 s, 0.18 GB/s over local [transfer 250 ms] identical"
+        in second
+    )
     assert "not verified" in second
     assert third == "  graph: trainer -> rollout-0 (1 reader, depth 1, widest 1, 2 first holders served 2)"
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 round"), (0, "0 rounds"), (3, "3 rounds")])
+def test_one_is_no_plural(number: int, text: str) -> None:
+    """Counts read as people say them."""
+    assert demo_view.count(number, "round") == text
 
 
 def test_quiet_view_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

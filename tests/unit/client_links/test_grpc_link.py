@@ -219,3 +219,30 @@ def test_children_of_a_process_with_a_channel_live() -> None:
         command = [sys.executable, "-c", FORKING, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "{0: 40}"), done.stderr
+
+
+BINDING = """
+import asyncio
+from tensorhub.wire.grpc_library import grpc
+async def main():
+    grpc.aio.server().add_insecure_port("192.0.2.1:5")
+try:
+    asyncio.run(main())
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_library_leaves_the_last_word_to_our_errors() -> None:
+    """Its core writes no lines of its own to stderr, unless the user asks for them."""
+    told = []
+    for chosen in ({}, {"GRPC_VERBOSITY": "ERROR"}):
+        inherited = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+        command = [sys.executable, "-c", BINDING]
+        env = inherited | chosen
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+        assert "Failed to bind" in done.stdout
+        told.append(done.stderr)
+    assert told[0] == ""
+    assert "192.0.2.1" in told[1]
