@@ -222,7 +222,10 @@ class MooncakeEngine:
         if place.protocol != mine.protocol:
             return f"the source's Mooncake speaks {place.protocol}, this one {mine.protocol}"
         if is_loopback(place.address.host) and place.boot != self._boot:
-            return f"the source, on another host, shows the loopback address {place.address}; {ADVERTISE_ENV} there names another"
+            return (
+                f"the source, on another host, shows the loopback address {place.address}; "
+                f"{ADVERTISE_ENV} there names another"
+            )
         if (":" in place.address.host) != (":" in mine.address.host):
             return f"the source's Mooncake is at {place.address}, this one at {mine.address}: it speaks one IP family"
         return None

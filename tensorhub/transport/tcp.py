@@ -68,7 +68,10 @@ class TcpEngine:
         except EngineUnavailable as error:
             return error.message
         if endpoint.address.is_loopback and not endpoint.shares_network_with(self._own):
-            return f"the source's address {endpoint.address} is a loopback one of another host or container; {ADVERTISE_ENV} there names another"
+            return (
+                f"the source's address {endpoint.address} is a loopback one of another host or container; "
+                f"{ADVERTISE_ENV} there names another"
+            )
         return None
 
     def register(self, address: int, nbytes: int) -> None:
