@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorhub.client.tensors import Tensors
+from tensorhub.errors import EngineUnavailable
 from tensorhub.ports import U64
 
 #: Pieces that colliding strided tensors may be broken into for an exact answer: 512 MiB of columns at most.
@@ -105,8 +106,13 @@ def read_only(held: Tensors) -> list[str]:
     """Which of these tensors lie in memory that this process has mapped without the right to write, by name.
 
     Only what the map shows as such counts: it is no snapshot, and may miss what changes while it is read.
+    `EngineUnavailable` when it cannot be read, as without a descriptor left: the answer may be another next time.
     """
-    starts, ends = _unwritable_mappings(MAPS.read_bytes())
+    try:
+        maps = MAPS.read_bytes()
+    except OSError as error:
+        raise EngineUnavailable(f"this process cannot see which of its memory may be written: {error}") from error
+    starts, ends = _unwritable_mappings(maps)
     # Drivers reserve the addresses of devices here as mappings that nobody may touch.
     rows = np.flatnonzero((held.nbytes > 0) & (held.device_of < 0))
     size = held.nbytes[rows].copy()

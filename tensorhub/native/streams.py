@@ -71,6 +71,9 @@ class Limits:
 
     #: Longer than any way there and back; short, for a stranger holds one of the server's threads so long.
     greeting_s: float = 10.0
+    #: The same while more than half of the connections are of strangers: they must not keep readers out. Two ways
+    #: there and back, on a long line with a lost packet.
+    crowded_s: float = 1.0
     #: Longer than a reader keeps a stream without use, so that it is the reader who ends it.
     idle_s: float = 120.0
     #: At most 16 KiB, sent at once: longer than a lost packet or two take.
@@ -124,7 +127,7 @@ class StreamServer:
         #: Guards `_handle` against a `stop` in another thread, which frees it.
         self._lock = threading.Lock()
         *seconds, connections = astuple(limits or Limits())
-        numbers = (ctypes.c_int64 * 5)(*(int(each * 1e9) for each in seconds), connections)
+        numbers = (ctypes.c_int64 * 6)(*(int(each * 1e9) for each in seconds), connections)
         listener.setblocking(False)
         handle = ctypes.c_void_p()
         _check(

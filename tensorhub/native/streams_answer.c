@@ -42,7 +42,7 @@ static bool send_greeting(const struct source *source, const struct channel *cha
 }
 
 /* Whether the peer speaks our language and named this process. A peer that does not say the magic gets no answer. */
-static bool greet(const struct source *source, const struct channel *channel)
+static bool greet(const struct source *source, const struct channel *channel, _Atomic bool *is_known)
 {
     int64_t deadline_ns = th_now_ns() + source->limits.greeting_ns;
     uint8_t greeting[GREETING_BYTES], token[TOKEN_BYTES_MAX];
@@ -60,6 +60,8 @@ static bool greet(const struct source *source, const struct channel *channel)
         status = OTHER_VERSION;
     else if (!same_incarnation(greeting + 16, source->incarnation))
         status = OTHER_INCARNATION;
+    if (status == SERVED)
+        atomic_store(is_known, true);
     return send_greeting(source, channel, status, deadline_ns) && status == SERVED;
 }
 
@@ -222,10 +224,10 @@ static bool answer(struct source *source, const struct channel *channel, struct 
 
 /* ------------------------------------------------------------------ a stream's life */
 
-void th_answer(struct source *source, const struct channel *channel)
+void th_answer(struct source *source, const struct channel *channel, _Atomic bool *is_known)
 {
     struct request request;
-    if (greet(source, channel))
+    if (greet(source, channel, is_known))
         while (receive_request(source, channel, &request) && answer(source, channel, &request))
             continue;
 }

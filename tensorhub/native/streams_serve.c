@@ -20,8 +20,10 @@ struct connection {
     struct server *server;
     struct channel channel;
     pthread_t thread;
-    _Atomic int fd;    /* of the channel while it is open, else -1: what a forked child closes */
-    _Atomic int state; /* from ENDED to UNUSED to RUNNING by the accepting thread, to ENDED by the connection's own */
+    int64_t since_ns;
+    _Atomic bool is_known; /* its peer has greeted */
+    _Atomic int fd;        /* of the channel while it is open, else -1: what a forked child closes */
+    _Atomic int state;     /* from ENDED to UNUSED to RUNNING by the accepting thread, to ENDED by the connection's own */
 };
 
 struct server {
@@ -29,6 +31,7 @@ struct server {
     int bell; /* rung by threads that end: joins them */
     int stop; /* rung once: ends every wait of every thread */
     pthread_t acceptor;
+    pthread_mutex_t closing; /* guards each `fd` from being closed while another thread shuts it down */
     struct source source;
     struct connection connections[]; /* as many as its limits say */
 };
@@ -45,9 +48,11 @@ static void *serve(void *argument)
 {
     struct connection *connection = argument;
     struct server *server = connection->server;
-    th_answer(&server->source, &connection->channel);
+    th_answer(&server->source, &connection->channel, &connection->is_known);
+    pthread_mutex_lock(&server->closing);
     atomic_store(&connection->fd, -1);
     close(connection->channel.fd);
+    pthread_mutex_unlock(&server->closing);
     atomic_store(&connection->state, ENDED);
     (void)ring(server->bell); /* a write of 8 bytes to an eventfd that is open */
     return NULL;
@@ -67,9 +72,34 @@ static struct connection *tidy(struct server *server)
     return unused;
 }
 
+static bool is_stranger(const struct connection *connection)
+{
+    return atomic_load(&connection->state) == RUNNING && !atomic_load(&connection->is_known);
+}
+
+/* While most connections are of strangers, ends those that had time to greet: they must not keep readers out. */
+static void thin_out(struct server *server)
+{
+    const struct limits *limits = &server->source.limits;
+    int64_t strangers = 0, before_ns = th_now_ns() - limits->crowded_ns;
+    for (int64_t i = 0; i < limits->connections; i++)
+        strangers += is_stranger(&server->connections[i]);
+    if (strangers <= limits->connections / 2)
+        return;
+    pthread_mutex_lock(&server->closing);
+    for (int64_t i = 0; i < limits->connections; i++) {
+        struct connection *connection = &server->connections[i];
+        int fd = atomic_load(&connection->fd);
+        if (fd >= 0 && is_stranger(connection) && connection->since_ns <= before_ns)
+            (void)shutdown(fd, SHUT_RDWR); /* fails only where the peer has gone already */
+    }
+    pthread_mutex_unlock(&server->closing);
+}
+
 /* Serves an accepted socket, or turns it away. */
 static void admit(struct server *server, int fd)
 {
+    thin_out(server);
     struct connection *connection = tidy(server);
     struct channel channel = {fd, server->stop};
     if (connection == NULL || th_channel_prepare(fd) != 0) {
@@ -79,6 +109,8 @@ static void admit(struct server *server, int fd)
     }
     connection->server = server;
     connection->channel = channel;
+    connection->since_ns = th_now_ns();
+    atomic_store(&connection->is_known, false);
     atomic_store(&connection->fd, fd);
     atomic_store(&connection->state, RUNNING);
     if (th_thread_start(&connection->thread, serve, connection) != 0) {
@@ -136,6 +168,7 @@ static void release(struct server *server)
     if (server->stop >= 0)
         close(server->stop);
     th_served_close(&server->source.served);
+    pthread_mutex_destroy(&server->closing);
     free(server);
 }
 
@@ -152,7 +185,9 @@ EXPORT int th_server_start(int listener, const uint8_t *incarnation, const struc
     server->source.limits = *limits;
     for (int64_t i = 0; i < server->source.limits.connections; i++)
         atomic_store(&server->connections[i].fd, -1);
-    int error = th_served_open(&server->source.served);
+    int error = pthread_mutex_init(&server->closing, NULL);
+    if (error == 0 && (error = th_served_open(&server->source.served)) != 0)
+        pthread_mutex_destroy(&server->closing);
     if (error != 0) {
         close(listener);
         free(server);

@@ -23,6 +23,7 @@ from tensorhub.transport.mooncake_library import KINDS, PROTOCOL_ENV, Library
 from tensorhub.transport.mooncake_read import CELL_S, Place, Transfer, identify
 from tensorhub.transport.processes import Identity
 from tensorhub.transport.ranges import check_ranges
+from tensorhub.transport.route import ADVERTISE_ENV
 
 #: Each carries one read, asks and copies; the bytes are moved by Mooncake's own threads.
 READ_THREADS_MAX = 4
@@ -221,7 +222,10 @@ class MooncakeEngine:
         if place.protocol != mine.protocol:
             return f"the source's Mooncake speaks {place.protocol}, this one {mine.protocol}"
         if is_loopback(place.address.host) and place.boot != self._boot:
-            return f"the source, on another host, shows the loopback address {place.address}"
+            return (
+                f"the source, on another host, shows the loopback address {place.address}; "
+                f"{ADVERTISE_ENV} there names another"
+            )
         if (":" in place.address.host) != (":" in mine.address.host):
             return f"the source's Mooncake is at {place.address}, this one at {mine.address}: it speaks one IP family"
         return None

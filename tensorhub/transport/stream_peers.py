@@ -30,6 +30,8 @@ PEERS_MAX = 16
 IDLE_S = 60.0
 #: From the first packet to a connection; two lost ones take 3 s. Longer, and whoever is there drops our packets.
 CONNECT_S = 5.0
+#: What this process or its host lacks, whatever the source does: descriptors, memory, a port of its own.
+OWN_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 #: For a name to become a number. Resolvers themselves would wait for half a minute.
 RESOLVE_S = 5.0
 
@@ -135,19 +137,24 @@ class Peer:
         """What a stream that was not opened means; None when only time ran out."""
         at, why = self.endpoint.address, os.strerror(trouble.detail) if trouble.detail else "it said something else"
         match trouble.opening:
-            case Opening.NOT_REACHED if self.met:
-                return SourceFailed(f"the source at {at} is dead: {why}")
             case Opening.NOT_REACHED:
-                refused = trouble.detail == errno.ECONNREFUSED
-                if refused and self.endpoint.shares_network_with(own):
-                    return SourceFailed(f"the source at {at}, in this network, is dead: {why}")
-                return EngineUnavailable(f"the source at {at} cannot be reached: {why}")
+                return self._explain_unreached(trouble.detail, own, why)
             case Opening.NOT_GREETED:
                 return SourceFailed(f"no source greets at {at} ({why}): it is ending, or its port is another program's")
             case Opening.TURNED_AWAY:
                 return self._explain_status(trouble.detail)
             case _:
                 return None
+
+    def _explain_unreached(self, error: int, own: Endpoint, why: str) -> TensorHubError:
+        at = self.endpoint.address
+        if error in OWN_LACKS:
+            return EngineUnavailable(f"this process cannot open a stream to the source at {at}: {why}")
+        if self.met:
+            return SourceFailed(f"the source at {at} is dead: {why}")
+        if error == errno.ECONNREFUSED and self.endpoint.shares_network_with(own):
+            return SourceFailed(f"the source at {at}, in this network, is dead: {why}")
+        return EngineUnavailable(f"the source at {at} cannot be reached: {why}")
 
     def _explain_status(self, status: int) -> TensorHubError:
         at = self.endpoint.address

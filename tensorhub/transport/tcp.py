@@ -20,6 +20,7 @@ from tensorhub.ports import HOST_ONLY, Chunks, Ranges
 from tensorhub.transport.crew import Crews
 from tensorhub.transport.endpoints import Endpoint, listen
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges
+from tensorhub.transport.route import ADVERTISE_ENV
 from tensorhub.transport.stream_peers import Peer, StreamPeers, Trouble
 
 #: Reads up to this size go over a stream of their own: they take less time than a large one's next piece.
@@ -67,7 +68,10 @@ class TcpEngine:
         except EngineUnavailable as error:
             return error.message
         if endpoint.address.is_loopback and not endpoint.shares_network_with(self._own):
-            return f"the source's address {endpoint.address} is a loopback one of another host or container"
+            return (
+                f"the source's address {endpoint.address} is a loopback one of another host or container; "
+                f"{ADVERTISE_ENV} there names another"
+            )
         return None
 
     def register(self, address: int, nbytes: int) -> None:

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import nn
 
+from tensorhub.client import aliases
 from tensorhub.client.registry import BufferSet, register
-from tensorhub.errors import ContractBroken, LayoutMismatch, UnsupportedTensor, UsageError, Where
+from tensorhub.errors import ContractBroken, EngineUnavailable, LayoutMismatch, UnsupportedTensor, UsageError, Where
 from tensorhub.pipeline.manifest import Manifest
 
 HERE = Where(model="actor", replica="trainer-0", shard=0)
@@ -301,6 +302,16 @@ def test_overlaps_can_be_published_but_not_written(kind: str) -> None:
     reg(copies).adopt(held.manifest, HERE)
     with pytest.raises(UnsupportedTensor, match=r"'w' overlaps itself|'w' and 'v' overlap|'v' and 'w' overlap"):
         held.adopt(held.manifest, HERE)
+
+
+def test_a_map_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a descriptor left nobody can tell what may be written: a named error, and a new look the next time."""
+    held = reg({"w": torch.zeros(4)})
+    with monkeypatch.context() as patched:
+        patched.setattr(aliases, "MAPS", tmp_path / "none")
+        with pytest.raises(EngineUnavailable, match="cannot see which of its memory may be written"):
+            held.check_writable(HERE)
+    held.check_writable(HERE)
 
 
 @pytest.mark.filterwarnings("ignore:The given (buffer|NumPy array) is not writable")

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tensorhub.errors import BadRequest, Closed
 from tensorhub.native import Limits
 from tests.conformance.peer import Memory, pattern
 from tests.support import streams
-from tests.support.streams import RawReader, at_end, greeting, receive, request
+from tests.support.streams import PATIENCE_S, RawReader, at_end, greeting, receive, request
 
 INCARNATION = bytes(range(100, 116))
 MIB = 1 << 20
@@ -268,6 +269,17 @@ def test_more_readers_than_there_is_room_for_are_turned_away():
         with served.reader(), served.reader(), RawReader(served.place) as third:
             assert receive(third.stream, 33) in {greeting(bytes(16), word=streams.FULL), b""}
         served.check_unharmed()
+
+
+def test_strangers_make_room_for_readers():
+    """Whoever connects and says nothing keeps nobody out: while most connections are such, those that had time to greet
+    are ended; readers that have greeted stay."""
+    limits = Limits(greeting_s=2 * PATIENCE_S, crowded_s=0.0, connections=4)
+    with Served(limits) as served, served.reader() as known, ExitStack() as held:
+        strangers = [held.enter_context(RawReader(served.place)) for _ in range(3)]
+        with RawReader(served.place):  # what becomes of this one depends on how fast the others' threads end
+            assert all(at_end(stranger.stream) for stranger in strangers)
+        assert known.ask(1, (served.address, 1))[0] == streams.NOT_REGISTERED
 
 
 def test_stopping_ends_every_stream_and_gives_everything_back():

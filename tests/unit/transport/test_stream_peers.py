@@ -113,6 +113,7 @@ def test_a_host_that_drops_packets_is_out_of_reach_before_the_deadline(monkeypat
 HERE = Endpoint("10.0.0.1", 7, bytes(16), "boot", 1)
 REFUSED = Trouble(Opening.NOT_REACHED, errno.ECONNREFUSED)
 UNREACHABLE = Trouble(Opening.NOT_REACHED, errno.EHOSTUNREACH)
+NO_DESCRIPTOR = Trouble(Opening.NOT_REACHED, errno.EMFILE)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,8 @@ UNREACHABLE = Trouble(Opening.NOT_REACHED, errno.EHOSTUNREACH)
         (REFUSED, False, True, SourceFailed),  # nothing stands between: nobody listens
         (UNREACHABLE, False, True, EngineUnavailable),
         (UNREACHABLE, True, False, SourceFailed),
+        (NO_DESCRIPTOR, False, True, EngineUnavailable),  # what we lack says nothing about the source
+        (NO_DESCRIPTOR, True, True, EngineUnavailable),
         (Trouble(Opening.LATE, 0), False, False, type(None)),
         (Trouble(Opening.OVER, 0), False, False, type(None)),
     ],
