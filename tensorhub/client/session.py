@@ -24,6 +24,7 @@ from tensorhub.errors import (
     SeatTaken,
     ServerUnavailable,
     TensorHubError,
+    Unauthorized,
     Unavailable,
     UsageError,
     Where,
@@ -241,16 +242,20 @@ class Session:
                 await self._ask(connection, pending)
 
     async def _reconnect(self) -> Connection | None:
-        """The next connection, however long it takes; None when the server refuses this session for good."""
+        """The next connection, however long it takes; None when the server refuses this session for good.
+
+        A token or certificate that was good before is not given up: whoever runs the server may have started it with
+        the wrong one, and a long training must outlive that. Calls say so until their deadlines.
+        """
         for pause_s in self._pauses():
             await asyncio.sleep(pause_s)
             try:
                 return await self._establish(ATTEMPT_S)
+            except (Unauthorized, Unavailable) as error:
+                self._trouble = str(error)
             except UsageError as error:
                 self._end(error)
                 return None
-            except Unavailable as error:
-                self._trouble = str(error)
         return None
 
     # ------------------------------------------------------------ becoming welcome

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 /* Raised with every change of a signature in this library; `binding.py` refuses a stale build. */
-#define ABI 5
+#define ABI 6
 /* One call's bytes: deadlines and cancellation are seen between calls, and 8 MiB take about 2 ms. */
 #define CALL_BYTES_MAX (8u << 20)
 /* What is kept of a reply that was not expected: enough for a refusal with its reason. */

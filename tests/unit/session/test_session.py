@@ -442,8 +442,8 @@ def test_open_keeps_trying_until_its_deadline() -> None:
     run_virtual(main())
 
 
-def test_refused_hello_is_not_retried() -> None:
-    """A server that does not want this session says so once: at open as an error, later as the end of the session."""
+def test_refused_hello_is_retried_only_by_who_was_welcome_once() -> None:
+    """`open` without a token fails at once. A session that loses its welcome says why and waits for a better server."""
 
     async def main() -> None:
         async with direct_server(Lives()) as server:
@@ -453,9 +453,14 @@ def test_refused_hello_is_not_retried() -> None:
             await asyncio.sleep(0.1)
             server.machine.welcomes = False
             server.cut()
-            for call in (waiting, session.call(m.List(None), 1.0), Session(server, B, host="h", pid=2).open(9.0)):
-                with pytest.raises(Unauthorized, match="no token"):
-                    await call
+            with pytest.raises(Unauthorized, match="no token"):
+                await Session(server, B, host="h", pid=2).open(9.0)
+            with pytest.raises(ServerUnavailable, match="no token"):
+                await session.call(m.List(None), 5.0)
+            assert not waiting.done()
+            server.machine.welcomes = True
+            assert await session.call(m.List(None), 5.0) == m.Listing(())
+            waiting.cancel()
             await session.close(1.0)
 
     run_virtual(main())
