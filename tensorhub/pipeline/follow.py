@@ -34,6 +34,8 @@ from tensorhub.types import Digest, Generation, SessionId
 BATCH_BYTES_MAX = 256 << 20
 #: A batch takes about this long: a reader's own watermark, and with it the next reader of a chain, moves this often.
 BATCH_SECONDS = 0.03
+#: The same behind a source that was not complete when it was met: what is left when it is, is then soon read.
+BATCH_SECONDS_BEHIND = 0.015
 #: Batches in flight: one landing, one ready to start.
 WINDOW = 2
 #: Between two looks at a watermark that did not move.
@@ -102,6 +104,7 @@ class Filling:
     blame: Blame = Blame.ENGINE
     #: Bytes per second of the last batches, for the size of the next.
     _rate: float = 0.0
+    _batch_s: float = BATCH_SECONDS_BEHIND
 
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
@@ -125,6 +128,8 @@ class Filling:
             self.fence()
             if limit < whole and self.counter.ready_bytes(limit) < self._target():
                 header = await self._header(source)
+                if limit == 0:
+                    self._batch_s = BATCH_SECONDS if header.watermark == whole else BATCH_SECONDS_BEHIND
                 if header.watermark > limit:
                     limit, moved = header.watermark, loop.time()
             self._start(source, plan, limit, tasks)
@@ -244,7 +249,7 @@ class Filling:
         self.confirm_s += asyncio.get_running_loop().time() - began
 
     def _target(self) -> int:
-        return int(max(self.batch_bytes_min, min(BATCH_BYTES_MAX, max(self._rate * BATCH_SECONDS, 1))))
+        return int(max(self.batch_bytes_min, min(BATCH_BYTES_MAX, max(self._rate * self._batch_s, 1))))
 
 
 async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int, timeout_s: float = STALL_S) -> bytes:
