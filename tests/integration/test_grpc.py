@@ -289,7 +289,7 @@ def test_the_server_imports_no_torch_and_stops_with_open_sessions(server: GrpcSe
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--listen", "nonsense"], "write 'host:port'"),
+        (["--listen", "nonsense"], "write 'nonsense:PORT'"),
         (["--listen", "203.0.113.1:0"], "cannot listen at 203.0.113.1:0"),
         (["--listen", "127.0.0.1:0", "--tls-cert", "x"], "both --tls-cert and --tls-key"),
         (["--listen", "127.0.0.1:0", "--tls-cert", "/no", "--tls-key", "/no"], "cannot be used"),
