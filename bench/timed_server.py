@@ -18,10 +18,10 @@ from typing import Any
 
 #: {where a function is looked up when it is called: what its time counts as}. Absent modules are not in use.
 STEPS = {
-    ("tensorhub.server.streams", "decode_call"): "decode",
-    ("tensorhub.server.streams", "encode_answer"): "encode",
-    ("tensorhub.server.grpc_service", "decode_call"): "decode",
-    ("tensorhub.server.grpc_service", "encode_answer"): "encode",
+    ("tensorhub.wire.codec", "decode_call"): "decode",
+    ("tensorhub.wire.codec", "encode_answer"): "encode",
+    ("tensorhub.wire.proto", "decode_call"): "decode",
+    ("tensorhub.wire.proto", "encode_answer"): "encode",
     ("tensorhub.server.machine", "Machine.receive"): "machine",
     ("tensorhub.server.machine", "Machine.tick"): "machine",
 }

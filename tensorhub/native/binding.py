@@ -145,3 +145,9 @@ def address_of(name: str, array: NDArray[np.uint64], length: int | None = None) 
     if length is not None and len(array) != length:
         raise BadRequest(f"{name} has {len(array)} elements, expected {length}")
     return int(array.ctypes.data)
+
+
+def check(error: int, what: str) -> None:
+    """`OSError` for what a C function returned, unless it is 0."""
+    if error != 0:
+        raise OSError(error, f"{what}: {os.strerror(error)}")

@@ -6,7 +6,6 @@ Says what happened, as bytes and errno; never what it means. That is `transport/
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from tensorhub.errors import BadRequest, Broken
 from tensorhub.native.batch import batch_arguments
-from tensorhub.native.binding import library
+from tensorhub.native.binding import check, library
 
 U64 = NDArray[np.uint64]
 
@@ -114,7 +113,7 @@ def probe_process(pid: int) -> int:
 
 def allow_readers() -> None:
     """Let any process of this user read this one where Yama would only allow ancestors; OSError without Yama."""
-    _check(library().th_allow_readers(), "prctl(PR_SET_PTRACER)")
+    check(library().th_allow_readers(), "prctl(PR_SET_PTRACER)")
 
 
 def lower_priority(nice: int = 3) -> None:
@@ -123,9 +122,4 @@ def lower_priority(nice: int = 3) -> None:
     3 leaves two thirds of a contended core to a thread of normal priority, and takes a whole core when nobody wants it:
     lower, and readers on the same host would starve the digests that they wait for.
     """
-    _check(library().th_lower_priority(nice), f"setpriority to {nice}")
-
-
-def _check(error: int, what: str) -> None:
-    if error != 0:
-        raise OSError(error, f"{what}: {os.strerror(error)}")
+    check(library().th_lower_priority(nice), f"setpriority to {nice}")

@@ -6,7 +6,6 @@ Thin and checked: decides nothing, says what happened as enums and numbers. That
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import threading
 from dataclasses import astuple, dataclass
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from tensorhub.errors import BadRequest, Broken, Closed
 from tensorhub.native.batch import batch_arguments
-from tensorhub.native.binding import library
+from tensorhub.native.binding import check, library
 
 U64 = NDArray[np.uint64]
 
@@ -130,7 +129,7 @@ class StreamServer:
         numbers = (ctypes.c_int64 * 6)(*(int(each * 1e9) for each in seconds), connections)
         listener.setblocking(False)
         handle = ctypes.c_void_p()
-        _check(
+        check(
             self._native.th_server_start(
                 listener.detach(), incarnation, ctypes.addressof(numbers), ctypes.addressof(handle)
             ),
@@ -141,12 +140,12 @@ class StreamServer:
     def add(self, address: int, nbytes: int) -> None:
         """Serve a range; each `add` needs its own `remove`."""
         with self._lock:
-            _check(self._native.th_server_add(self._opened(), address, nbytes), f"cannot serve {nbytes} bytes")
+            check(self._native.th_server_add(self._opened(), address, nbytes), f"cannot serve {nbytes} bytes")
 
     def remove(self, address: int, nbytes: int) -> None:
         """Undo one `add`; once it has returned, no byte that is not covered by another is touched any more."""
         with self._lock:
-            _check(self._native.th_server_remove(self._opened(), address, nbytes), f"{nbytes} bytes are not served")
+            check(self._native.th_server_remove(self._opened(), address, nbytes), f"{nbytes} bytes are not served")
 
     def facts(self) -> tuple[int, int]:
         """Connections open now, and bytes of all replies that were sent whole."""
@@ -159,7 +158,7 @@ class StreamServer:
         """End every stream, join every thread; idempotent, takes a moment only."""
         with self._lock:
             if self._handle is not None:
-                _check(self._native.th_server_stop(self._handle), "a thread that serves streams cannot be joined")
+                check(self._native.th_server_stop(self._handle), "a thread that serves streams cannot be joined")
                 self._handle = None
 
     def forget(self) -> None:
@@ -226,7 +225,7 @@ class StreamReading:
         self._arrays = (remote, local, nbytes, firsts, digests)  # C holds their addresses, not the arrays
         self._native = library()
         handle = ctypes.c_void_p()
-        _check(self._native.th_streams_open(*batch, deadline_ns, ctypes.addressof(handle)), "cannot begin a read")
+        check(self._native.th_streams_open(*batch, deadline_ns, ctypes.addressof(handle)), "cannot begin a read")
         self._handle = handle.value
 
     def open_stream(
@@ -285,8 +284,3 @@ class StreamReading:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _check(error: int, what: str) -> None:
-    if error != 0:
-        raise OSError(error, f"{what}: {os.strerror(error)}")

@@ -21,13 +21,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Broken, Closed, Where
-from tensorhub.messages import Answer, Refused
+from tensorhub.errors import BadRequest, Broken, Closed
 from tensorhub.server.host import Door, Host
 from tensorhub.server.settings import SESSIONS_MAX
+from tensorhub.server.streams import bytes_of, cut_off, submit
+from tensorhub.wire import proto
 from tensorhub.wire.codec import FRAME_BYTES_MAX
 from tensorhub.wire.grpc_names import ACCEPTED, SERVICE
-from tensorhub.wire.proto import call_id_of, decode_call, encode_answer
 
 #: A stream for each session that the machine takes, and one for its heartbeat.
 STREAMS_MAX = 2 * SESSIONS_MAX
@@ -158,7 +158,7 @@ class _Streams:
             while answers := await door.take():
                 for answer in answers:
                     async with asyncio.timeout(FLUSH_S if door.closed is not None else WRITE_S):
-                        await context.write(_bytes_of(answer))
+                        await context.write(bytes_of(answer, proto))
         except TimeoutError:
             _LOG.warning("%s does not read: its stream is dropped", door.peer)
             door.close("does not read its answers")
@@ -191,9 +191,7 @@ async def _read_calls(context: grpc.aio.ServicerContext, door: Door) -> None:
             silence.broken()
             await _submit(data, door)
     except BadRequest as error:
-        _LOG.warning("%s speaks badly and is cut off: %s", door.peer, error)
-        door.put(Answer(0, Refused("BadRequest", error.message, Where())))
-        reason = error.message
+        reason = cut_off(door, error)
     except (grpc.aio.BaseError, Closed) as error:
         reason = str(error)
     finally:
@@ -228,27 +226,10 @@ class _Silence:
 
 
 async def _submit(data: bytes, door: Door) -> None:
-    """A call that cannot be used is refused to its caller; without a caller the stream is no good: `BadRequest`."""
+    """As `streams.submit`, but strangers get no memory of ours."""
     if door.session is None and len(data) > STRANGER_FRAME_BYTES_MAX:
         raise BadRequest(f"a frame of {len(data)} bytes before Hello; {STRANGER_FRAME_BYTES_MAX} is the most")
-    try:
-        call = decode_call(data)
-    except BadRequest as error:
-        call_id = call_id_of(data)
-        if call_id == 0:
-            raise
-        _LOG.warning("%s #%d refused: %s", door.peer, call_id, error)
-        door.put(Answer(call_id, Refused("BadRequest", error.message, Where())))
-        return
-    await door.submit(call)
-
-
-def _bytes_of(answer: Answer) -> bytes:
-    try:
-        return encode_answer(answer)
-    except BadRequest as error:  # too large for a frame, most of all: its caller may ask for less
-        _LOG.warning("an answer cannot be sent: %s", error)
-        return encode_answer(Answer(answer.id, Refused("BadRequest", error.message, Where())))
+    await submit(data, door, proto)
 
 
 def _no_password() -> str:

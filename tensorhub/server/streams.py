@@ -11,11 +11,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 from tensorhub.errors import BadRequest, Broken, Closed, TensorHubError, Where
-from tensorhub.messages import Answer, Refused
+from tensorhub.messages import Answer, Call, Refused
 from tensorhub.server.host import Door, Host
-from tensorhub.wire.codec import call_id_of, decode_call, encode_answer
+from tensorhub.wire import codec as frames_codec
 from tensorhub.wire.frames import WRITE_S, FrameReader, write_frames
 
 #: Connections that wait to be accepted: every process of a large host at once.
@@ -155,12 +156,20 @@ async def _read_calls(reader: asyncio.StreamReader, door: Door) -> None:
         door.close(reason)
 
 
-async def submit(data: bytes, door: Door) -> None:
+class Codec(Protocol):
+    """The bytes of messages, as the modules `wire.codec` and `wire.proto` have them."""
+
+    def call_id_of(self, data: bytes) -> int: ...
+    def decode_call(self, data: bytes) -> Call: ...
+    def encode_answer(self, answer: Answer) -> bytes: ...
+
+
+async def submit(data: bytes, door: Door, codec: Codec = frames_codec) -> None:
     """A call that cannot be read is refused to its caller; without a caller the peer is no good: `BadRequest`."""
     try:
-        call = decode_call(data)
+        call = codec.decode_call(data)
     except BadRequest as error:
-        call_id = call_id_of(data)
+        call_id = codec.call_id_of(data)
         if call_id == 0:
             raise
         _LOG.warning("%s #%d refused: %s", door.peer, call_id, error)
@@ -176,10 +185,10 @@ def cut_off(door: Door, error: BadRequest) -> str:
     return error.message
 
 
-def bytes_of(answer: Answer) -> bytes:
+def bytes_of(answer: Answer, codec: Codec = frames_codec) -> bytes:
     """The answer's frame; that of a refusal when the answer fits in none."""
     try:
-        return encode_answer(answer)
+        return codec.encode_answer(answer)
     except BadRequest as error:  # too large for a frame, most of all: its caller may ask for less
         _LOG.warning("an answer cannot be sent: %s", error)
-        return encode_answer(Answer(answer.id, Refused("BadRequest", error.message, Where())))
+        return codec.encode_answer(Answer(answer.id, Refused("BadRequest", error.message, Where())))

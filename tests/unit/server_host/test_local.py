@@ -23,6 +23,7 @@ from tensorhub.server import streams as streams_module
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId
+from tensorhub.wire import codec
 from tensorhub.wire.codec import decode_answer, encode_answer, encode_call
 from tensorhub.wire.frames import FrameReader, frame
 from tests.support.fake_machine import FakeMachine
@@ -232,7 +233,7 @@ def test_answer_too_large_for_a_frame_is_a_refusal(
             raise BadRequest("takes more than a frame holds")
         return encode_answer(answer)
 
-    monkeypatch.setattr(streams_module, "encode_answer", encode)
+    monkeypatch.setattr(codec, "encode_answer", encode)
 
     async def case(connect: Callable[[], Awaitable[Peer]]) -> None:
         peer = await connect()
