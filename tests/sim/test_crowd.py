@@ -40,9 +40,15 @@ async def chained(crowd: Crowd, names: Sequence[str]) -> list[asyncio.Task[Outco
     tasks: list[asyncio.Task[Outcome]] = []
     for name in names:
         tasks.append(asyncio.create_task(crowd.read(name)))
-        while crowd.watermark(name) == 0:
-            await asyncio.sleep(0.001)
+        await reached(crowd, name, 1)
     return tasks
+
+
+async def reached(crowd: Crowd, name: str, watermark: int) -> None:
+    """Wait until a reader shows so many chunks; far longer than any takes."""
+    async with asyncio.timeout(crowds.REPLICATE_S):
+        while crowd.watermark(name) < watermark:
+            await asyncio.sleep(0.001)
 
 
 async def ended(tasks: Sequence[asyncio.Task[Outcome]]) -> None:
@@ -95,8 +101,7 @@ async def lose_first(crowd: Crowd, how: str) -> None:
     """The first relay of a chain dies, or stands still, when it is half done. The others end well; then it goes on."""
     tasks = await chained(crowd, CHAIN)
     lost = crowd.process("r1")
-    while crowd.watermark("r1") < CHUNKS // 2:
-        await asyncio.sleep(0.001)
+    await reached(crowd, "r1", CHUNKS // 2)
     began_s = crowd.world.now_s()
     if how == "killed":
         await lost.kill()
