@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
 from tensorhub.messages import Granted, Held, Reference
-from tensorhub.server.holdings import attach, drop, hide, is_drained, make, pin, unpin
-from tensorhub.server.placement import Choice, Reader, choose
-from tensorhub.server.settings import BUFFER_SETS_MAX, DEPTH_MAX
-from tensorhub.server.state import Holding, HoldingState, Member, Part, Phase, Slot, Transaction
+from tensorhub.server.holdings import attach, drop, is_drained, make, pin, unpin
+from tensorhub.server.offers import hide, promise
+from tensorhub.server.placement import Choice, Reader, centre, choose
+from tensorhub.server.settings import BUFFER_SETS_MAX
+from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Slot, Transaction
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
 
@@ -57,11 +58,46 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
         return None
     part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
     if slot is None or not may_appear(slot, part):
-        leave_queue(part)
+        leave_queue(turn, part)
         return _lost(part)
-    part.lack = f"all {len(slot.complete)} complete holders are full, quarantined or failed this reader"
-    slot.queue[part.member.seat] = part
+    _queue(turn, part, slot)
     return None
+
+
+def _queue(turn: Turn, part: Part, slot: Slot) -> None:
+    """Wait in line. Patience of who asks for a first source ends with the promises that it waits for."""
+    seat, count = part.member.seat, len(slot.complete)
+    part.lack = f"none of {len(slot.holdings)} holders has a place for this reader; {count} of them are complete"
+    if part.line is None:
+        part.line = _line_of(part, slot)
+        slot.lines.setdefault(part.line, {})[seat] = part
+        if part.filling is not None and part.patient:
+            turn.deadlines.set(("patience", seat), turn.now_ns + turn.settings.patience_ns)
+
+
+def _line_of(part: Part, slot: Slot) -> Line:
+    member = part.member
+    if part.filling is not None or any(holding.slot is slot for holding in member.holdings.values()):
+        return Kind.ODD, ""
+    return Kind.NEW, centre(member.location)
+
+
+def leave_queue(turn: Turn, part: Part) -> None:
+    """It waits for no source any more; the next time it is patient again."""
+    slot, line = slot_of(part), part.line
+    part.patient = True
+    turn.deadlines.cancel(("patience", part.member.seat))
+    if slot is not None and line is not None:
+        part.line = None
+        del slot.lines[line][part.member.seat]
+        if not slot.lines[line]:
+            del slot.lines[line]
+
+
+def lose_patience(turn: Turn, part: Part) -> TensorHubError | None:
+    """It waited long enough for an idle source: any will do."""
+    part.patient = False
+    return place(turn, part)
 
 
 def reader_of(part: Part) -> Reader:
@@ -73,6 +109,7 @@ def reader_of(part: Part) -> Reader:
         suspects=part.suspects,
         prefer=transaction.source if any(each.filling for each in transaction.parts.values()) else None,
         pinned=transaction.pins.get(part.member.seat.shard),
+        patient=part.patient,
     )
 
 
@@ -93,7 +130,7 @@ def slot_of(part: Part) -> Slot | None:
 
 def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
     transaction, member, source = part.transaction, part.member, choice.holding
-    leave_queue(part)
+    leave_queue(turn, part)
     turn.deadlines.cancel(("part", member.seat))
     kind = "granted"
     if part.filling is None:
@@ -103,6 +140,8 @@ def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
     if transaction.source is None:
         transaction.source = source.member.replica.id
     attach(turn, part.filling, source)
+    if part.serves:
+        promise(turn, part.filling)
     part.phase, part.lack = Phase.READING, ""
     unpin(turn, transaction, member.seat.shard)
     _answer(turn, part, granted(slot, source, choice.reason))
@@ -127,26 +166,22 @@ def _answer(turn: Turn, part: Part, message: Granted | Held) -> None:
         turn.say(part.member.session.id, call, message)
 
 
-def leave_queue(part: Part) -> None:
-    slot = slot_of(part)
-    if slot is not None:
-        slot.queue.pop(part.member.seat, None)
-
-
 # ---------------------------------------------------------------- hope
 
 
 def may_appear(slot: Slot, part: Part) -> bool:
     """Whether a source for this part may still come: a complete copy, its pin, or a chain that leads to one.
 
-    Scans only when the last complete copy is hidden or gone.
+    Scans only when the last complete copy is hidden or gone; then each holding once.
     """
     if part.member.seat.shard in part.transaction.pins:
         return True
-    complete, fillings = slot.complete.values(), slot.holdings.values()
-    return any(_suits(holding, part) for holding in complete) or any(
-        holding.state is HoldingState.FILLING and _suits(holding, part) and _is_fed(holding, part.filling)
-        for holding in fillings
+    if any(_suits(holding, part) for holding in slot.complete.values()):
+        return True
+    fed: dict[Generation, bool] = {}
+    return any(
+        holding.state is HoldingState.FILLING and _suits(holding, part) and _is_fed(holding, part.filling, fed)
+        for holding in slot.holdings.values()
     )
 
 
@@ -154,16 +189,25 @@ def _suits(holding: Holding, part: Part) -> bool:
     return holding.member.replica is not part.transaction.replica and holding.generation not in part.suspects
 
 
-def _is_fed(holding: Holding, filling: Holding | None) -> bool:
-    """Whether a chain of sources leads from this filling to everything, without passing through `filling`."""
+def _is_fed(holding: Holding, filling: Holding | None, fed: dict[Generation, bool]) -> bool:
+    """Whether a chain of sources leads from this holding to everything, without passing through `filling`.
+
+    `fed` remembers it of every holding on the way.
+    """
+    chain: list[Generation] = []
     above: Holding | None = holding
-    for _ in range(DEPTH_MAX + 1):
-        if above is None or above is filling:
-            return False
+    verdict = False
+    while above is not None and above is not filling:
+        if above.generation in fed:
+            verdict = fed[above.generation]
+            break
         if above.state is not HoldingState.FILLING or above.watermark == above.slot.content.chunks:
-            return True
+            verdict = True
+            break
+        chain.append(above.generation)
         above = above.upstream
-    return False
+    fed.update(dict.fromkeys(chain, verdict))
+    return verdict
 
 
 def _lost(part: Part) -> VersionUnavailable:

@@ -22,7 +22,8 @@ from tensorhub.errors import (
 )
 from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
 from tensorhub.server import grants, origins
-from tensorhub.server.holdings import detach, drop, hide, linger, names, pin, refresh, show, stopped, unpin
+from tensorhub.server.holdings import detach, drop, linger, names, pin, stopped, unpin
+from tensorhub.server.offers import hide, refresh, show
 from tensorhub.server.settings import OUTCOMES_MAX
 from tensorhub.server.state import (
     Holding,
@@ -245,7 +246,7 @@ def _finish(turn: Turn, part: Part, filling: Holding, request: Done) -> None:
         error = wrong_root(part)
         abort(turn, part.transaction, {part.member.seat.shard: error}, (part.member.seat.shard,))
         raise error
-    grants.leave_queue(part)
+    grants.leave_queue(turn, part)
     if part.call is not None:
         turn.refuse(part.member.session.id, part.call, Busy("the filling was reported done", at(part.member)))
     turn.deadlines.cancel(("part", part.member.seat))
@@ -385,7 +386,7 @@ def close(turn: Turn, transaction: Transaction, outcome: Outcome) -> None:
     turn.deadlines.cancel(("transaction", replica.model.key, replica.id))
     for part in transaction.parts.values():
         turn.deadlines.cancel(("part", part.member.seat))
-        grants.leave_queue(part)
+        grants.leave_queue(turn, part)
     for shard in list(transaction.pins):
         unpin(turn, transaction, shard)
     record(replica, transaction.group, transaction.sequence, outcome)

@@ -11,7 +11,7 @@ from typing import TypeVar, assert_never
 
 from tensorhub import messages as m
 from tensorhub.errors import TensorHubError
-from tensorhub.server import groups, publishing, reading, roots, sessions, watching
+from tensorhub.server import groups, offers, publishing, reading, roots, sessions, watching
 from tensorhub.server.invariants import check
 from tensorhub.server.settings import DEFAULTS, Settings
 from tensorhub.server.state import State
@@ -160,6 +160,10 @@ def _due(turn: Turn, key: tuple[object, ...]) -> None:
             watching.wait_late(turn, table, table.waits[SessionId(session), call])
         case ("unsure", bytes() as generation):
             sessions.sure(turn, state.generations[Generation(generation)])
+        case ("promise", bytes() as generation):
+            offers.end_promise(turn, state.generations[Generation(generation)])
+        case ("patience", Seat() as seat):
+            reading.patience_over(turn, state.models[seat.model].replicas[seat.replica], seat.shard)
         case ("quarantine", bytes() as generation):
             reading.end_quarantine(turn, state.generations[Generation(generation)])
         case _:

@@ -17,7 +17,8 @@ from tensorhub.errors import (
 from tensorhub.messages import Content, Locator, Ok, Publish, Seal, Unpublish, Unpublished
 from tensorhub.server import roots
 from tensorhub.server.grants import check_buffers, check_generation
-from tensorhub.server.holdings import drop, hide, is_drained, make, names, refresh, slot_for
+from tensorhub.server.holdings import drop, is_drained, make, names, slot_for
+from tensorhub.server.offers import hide, refresh
 from tensorhub.server.settings import LOCATORS_MAX, OPAQUE_BYTES_MAX
 from tensorhub.server.state import Drain, Holding, HoldingState, Member, Transaction
 from tensorhub.server.turn import Turn, at

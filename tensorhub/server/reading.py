@@ -10,10 +10,11 @@ from itertools import islice
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
 from tensorhub.server import grants, groups, origins
-from tensorhub.server.holdings import advance, detach, drop, is_drained, refresh
+from tensorhub.server.holdings import advance, detach, drop, is_drained
+from tensorhub.server.offers import refresh
 from tensorhub.server.publishing import check_opaque, own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
-from tensorhub.server.state import Holding, Member, Part, Phase, Slot
+from tensorhub.server.state import Holding, Kind, Line, Member, Part, Phase, Replica, Slot
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import Generation
 
@@ -104,22 +105,41 @@ def _filling(member: Member, generation: Generation) -> tuple[Part, Holding]:
 
 
 def wake(turn: Turn, slot: Slot) -> None:
-    """A place is free, a source came or went: try those who queue, oldest first, while there is a place.
+    """A place is free, a source came or went: try those who queue, line by line, oldest first.
 
-    Never copies the queue: who fails for reasons of its own (suspects, a low watermark) is stepped over, and is rare.
+    Hundreds may queue while sources come one by one, so a step must not look at them all: what the first of a line
+    does not find, no other of its line does. Only odd ones (few) and those who may have lost all hope are all tried.
     """
-    over = 0
-    while slot.free or not slot.complete:
-        part = next(islice(slot.queue.values(), over, None), None)
-        if part is None:
-            return
-        _try(turn, slot, part)
-        over += part.member.seat in slot.queue
+    for line in sorted(slot.lines, key=lambda line: _order(slot, line)):
+        over, is_vain = 0, False
+        while slot.free or not slot.complete:
+            part = next(islice(slot.lines.get(line, {}).values(), over, None), None)
+            if part is None or (is_vain and slot.complete):
+                break
+            if not is_vain or not grants.may_appear(slot, part):
+                _try(turn, part)
+            if part.line is not None:
+                over += 1
+                is_vain = line[0] is not Kind.ODD
 
 
-def _try(turn: Turn, slot: Slot, part: Part) -> None:
-    if slot.queue.get(part.member.seat) is part:
+def _order(slot: Slot, line: Line) -> tuple[int, bool, str]:
+    """By kind; then data centres that have sources, as those of others read over long links."""
+    kind, centre = line
+    return kind, slot.shard not in slot.record.centres.get(centre, ()), centre
+
+
+def _try(turn: Turn, part: Part) -> None:
+    if part.line is not None:
         groups.fail_if(turn, part, grants.place(turn, part))
+
+
+def patience_over(turn: Turn, replica: Replica, shard: int) -> None:
+    """A reader waited long enough for an idle source."""
+    transaction = replica.transaction
+    part = None if transaction is None else transaction.parts.get(shard)
+    if part is not None:
+        groups.fail_if(turn, part, grants.lose_patience(turn, part))
 
 
 def drained(turn: Turn, holding: Holding) -> None:
@@ -127,14 +147,14 @@ def drained(turn: Turn, holding: Holding) -> None:
     if turn.state.generations.get(holding.generation) is not holding:
         return
     if not is_drained(holding):
-        for seat in list(holding.pins) if holding.hidden else ():
-            part = holding.slot.queue.get(seat)
+        for seat, transaction in list(holding.pins.items()) if holding.hidden else ():
+            part = transaction.parts.get(seat.shard)
             if part is not None:
-                _try(turn, holding.slot, part)
+                _try(turn, part)
         return
     member = holding.member
-    transaction = member.replica.transaction
-    part = None if transaction is None else transaction.parts.get(member.seat.shard)
+    own = member.replica.transaction
+    part = None if own is None else own.parts.get(member.seat.shard)
     if holding.drain is not None:
         record = holding.slot.record
         turn.event("unpublished", record.model, record.version, member.seat)

@@ -6,7 +6,7 @@ Nothing here decides. Records point at each other directly; whoever changes one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
 from tensorhub.messages import Content, Locator
 from tensorhub.server.deadlines import Deadlines
@@ -43,6 +43,19 @@ class Phase(Enum):
     REROUTING = "waiting for another source"
     HELD = "holding the version already"
     DONE = "done"
+
+
+class Kind(IntEnum):
+    """Who waits in a line, in the order in which they are served."""
+
+    #: Reads already, or is otherwise unlike the others: each has reasons of its own, and is tried by itself.
+    ODD = 0
+    #: Asks for its first source.
+    NEW = 1
+
+
+#: Who waits, and in which data centre ("" for odd ones).
+Line = tuple[Kind, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +165,8 @@ class Holding:
     is_unsure: bool = False
     #: A filling that has planned and may be read from.
     serves: bool = False
+    #: A filling granted lately that will serve: newcomers wait for it. Counted in `Slot.promises`, with a deadline.
+    promises: bool = False
     quarantined: bool = False
     #: Readers that reported it since it last proved progress.
     reports: dict[Seat, None] = field(default_factory=dict)
@@ -183,9 +198,9 @@ class Holding:
 
 @dataclass(slots=True)
 class Shelf:
-    """Holdings with a free place within one location prefix: rows of complete, partial, published; by (load, born)."""
+    """Holdings with a free place within one location prefix: a row of each kind of `placement.py`; by (load, born)."""
 
-    rows: tuple[list[tuple[int, int, Holding]], ...] = field(default_factory=lambda: ([], [], []))
+    rows: tuple[list[tuple[int, int, Holding]], ...] = field(default_factory=lambda: ([], [], [], []))
 
 
 @dataclass(slots=True, eq=False)
@@ -210,8 +225,11 @@ class Slot:
     shelves: dict[tuple[str, ...], Shelf] = field(default_factory=dict)
     #: Holdings on the shelves.
     free: int = 0
-    #: Parts that wait for a source, oldest first.
-    queue: dict[Seat, Part] = field(default_factory=dict)
+    #: {data centre: fillings there that will serve soon}; zero counts are absent.
+    promises: dict[str, int] = field(default_factory=dict)
+    #: Parts that wait for a source, oldest first. Those of one line are alike: if its first finds nothing, no other of
+    #: it does. Empty lines are absent.
+    lines: dict[Line, dict[Seat, Part]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -293,6 +311,10 @@ class Part:
     suspects: dict[Generation, None] = field(default_factory=dict)
     #: Why it waits for a source: for people.
     lack: str = ""
+    #: The line of its slot that it waits in, or None.
+    line: Line | None = None
+    #: Rather waits for an idle source than share one; while it waits with a filling it has a deadline.
+    patient: bool = True
 
 
 @dataclass(slots=True, eq=False)
