@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 import tensorhub
-from bench.cluster.server import introduce
 from bench.remote import Missing, State
 from tensorhub.errors import BadRequest, EngineUnavailable, ServerUnavailable
 from tensorhub.views import StatusView
@@ -58,7 +57,6 @@ def open_seat(state: State, seat: Seat, nbytes: int, fill: int) -> None:
     each = nbytes // TENSORS
     sizes = [each] * (TENSORS - 1) + [nbytes - each * (TENSORS - 1)]
     state["tensors"] = {f"layer.{at}": torch.full((size,), fill, dtype=torch.uint8) for at, size in enumerate(sizes)}
-    introduce()
     try:
         hub = tensorhub.open(
             MODEL,

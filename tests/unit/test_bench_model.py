@@ -34,7 +34,7 @@ def test_a_chain_costs_one_hop_per_reader() -> None:
 
 @pytest.mark.parametrize(("set_up", "hop"), [(0.0, LAG), (LAG / 2, LAG), (3 * LAG, 3 * LAG)])
 def test_the_longer_delay_of_a_hop_hides_the_other(set_up: float, hop: float) -> None:
-    """Who begins later than its source by more than the lag never waits for a chunk; who begins earlier waits for it."""
+    """Who begins later than its source by more than the lag never waits for a chunk; who begins earlier does."""
     assert model.hop_s(CONSTANTS, replace(FITTED, set_up_s=set_up)) == pytest.approx(hop)
 
 
