@@ -54,13 +54,16 @@ def curve(
 
 
 def ablation(path: Path, phases: Mapping[str, Mapping[str, float]]) -> None:
-    """One bar per mode, its slowest reader's phases on top of each other."""
+    """One bar per mode, its slowest reader's phases beside each other, and how long it is."""
     figure, axes = _axes()
     left = dict.fromkeys(phases, 0.0)
     for phase in dict.fromkeys(phase for mode in phases.values() for phase in mode):
         widths = [mode.get(phase, 0.0) for mode in phases.values()]
         axes.barh(list(phases), widths, left=list(left.values()), label=phase)
         left = {name: left[name] + width for name, width in zip(phases, widths, strict=True)}
+    for at, seconds in enumerate(left.values()):
+        axes.text(seconds, at, f" {seconds:.2f} s", va="center")
+    axes.margins(x=0.12)
     axes.invert_yaxis()
     axes.set_xlabel("seconds, slowest of all readers")
     axes.legend(fontsize="small")
