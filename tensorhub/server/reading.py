@@ -9,12 +9,12 @@ from itertools import islice
 
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
-from tensorhub.server import grants, groups, origins
+from tensorhub.server import grants, groups, origins, stragglers
 from tensorhub.server.holdings import advance, detach, drop, is_drained
 from tensorhub.server.offers import refresh
 from tensorhub.server.publishing import check_opaque, own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
-from tensorhub.server.state import Holding, Kind, Line, Member, Part, Phase, Replica, Slot
+from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Replica, Slot
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import Generation
 
@@ -43,6 +43,8 @@ def progress(turn: Turn, request: Progress) -> None:
     if source is not None and holding.watermark > before:
         session = source.member.session.id
         turn.deadlines.set(("lease", session), turn.now_ns + turn.settings.lease_ns)
+    if holding.state is HoldingState.FILLING:
+        stragglers.mind(turn, holding)
     turn.reply(Ok())
 
 
@@ -57,17 +59,38 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
-    if request.source in turn.state.generations:
-        part.suspects[request.source] = None
-    if source is not None:
-        detach(turn, filling)
-        _report(turn, source, member)
+    if source is not None and filling.asked:
+        # No fault of the source: it is kept until there is another, lest this reader ends up with none.
+        turn.deadlines.cancel(("asked", filling.generation))
+    else:
+        _left(turn, part, filling, request.source)
     # After the detach: what was read before the failure does not clear the source's name.
     advance(turn, filling, request.watermark, request.bytes_done)
     part.deadline_ns = turn.until(request.timeout_ns)
     turn.deadlines.set(("part", member.seat), part.deadline_ns)
     groups.extend(turn, part.transaction)
     groups.fail_if(turn, part, grants.place(turn, part))
+
+
+def _left(turn: Turn, part: Part, filling: Holding, generation: Generation) -> None:
+    """The reader gave its source up. One that starves itself is not to blame: its own reader will tell of the cause."""
+    source = turn.state.generations.get(generation)
+    if source is not None and not _starves(source):
+        part.suspects[generation] = None
+    if filling.upstream is not None:
+        source = filling.upstream
+        detach(turn, filling)
+        if not _starves(source):
+            _report(turn, source, part.member)
+
+
+def _starves(source: Holding) -> bool:
+    """Whether it had nothing to serve: it waits for a source, or was just given another, or its own one is reported."""
+    above, content = source.upstream, source.slot.content
+    if source.state is not HoldingState.FILLING or source.watermark == content.chunks:
+        return False
+    was_moved = len(source.origins) > 1 and source.pace.measured_ns == 0
+    return above is None or was_moved or bool(above.reports)
 
 
 def _report(turn: Turn, source: Holding, reader: Member) -> None:
