@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tensorhub.client.slot import Slot
 
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
-PROGRESS_S = 0.25
+PROGRESS_S = 0.2
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
 #: timeout. Two timeouts at one instant would end as the outer one.
 OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
@@ -241,17 +241,24 @@ class Pull:
                 holding.raise_to(watermark)
             arrival.reach(watermark)
 
+        def shown(watermark: int) -> None:
+            holding.shown(watermark)
+            arrival.reach(watermark)
+
         return Filling(
             manifest,
             target.memory,
             holding.digests if whole else np.zeros(manifest.chunks, dtype=np.uint64),
             Counter(manifest.chunk_ends, None if whole else target.wanted),  # type: ignore[union-attr]
             raise_to,
+            shown,
             self._fence,
             grant.content.verified,
             arrival.digest_landed,
             arrival.batch_bytes_min,
             stall_s=self._member.stall_s,
+            own_block=holding.block if whole else 0,
+            sample_s=arrival.sample_s,
         )
 
     async def _fill(self, source: Source, filling: Filling) -> None:
@@ -287,7 +294,7 @@ class Pull:
                 try:
                     await asyncio.wait([reading, notice], timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
                     if notice.done():
-                        self._obey(notice.result(), source)
+                        self._obey(notice.result(), source, filling)
                 finally:
                     notice.cancel()
                 if not reading.done():
@@ -298,9 +305,10 @@ class Pull:
             with suppress(asyncio.CancelledError, TensorHubError):
                 await reading
 
-    def _obey(self, notice: Notice, source: Source) -> None:
+    def _obey(self, notice: Notice, source: Source, filling: Filling) -> None:
         match notice:
             case SourceLost(source=lost, reason=reason) if lost == source.generation:
+                filling.blame = Blame.SOURCE
                 raise SourceFailed(reason)
             case TransactionAborted(sequence=sequence, reason=reason) if sequence == self._transaction.sequence:
                 raise GroupAborted(reason)

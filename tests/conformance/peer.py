@@ -46,6 +46,9 @@ class Memory:
         data = pattern(seed, nbytes)
         ctypes.memmove(address, data.ctypes.data, nbytes)
 
+    def poke(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
     def peek(self, address: int, nbytes: int) -> bytes:
         return ctypes.string_at(address, nbytes)
 
@@ -62,6 +65,7 @@ def main() -> None:
         "map": memory.map,
         "unmap": memory.unmap,
         "write": memory.write,
+        "poke": lambda address, data: memory.poke(address, bytes.fromhex(data)),
         "register": engine.register,
         "deregister": engine.deregister,
         "locate": lambda: engine.locate().hex(),

@@ -38,6 +38,7 @@ class SourceHere:
         self.engine = MemoryEngine()
         self._memory = Memory()
         self.map, self.unmap, self.write = self._memory.map, self._memory.unmap, self._memory.write
+        self.poke = self._memory.poke
         self.register, self.deregister = self.engine.register, self.engine.deregister
 
     def locate(self) -> bytes:
@@ -94,6 +95,9 @@ class SourceProcess:
 
     def write(self, address: int, seed: int, nbytes: int) -> None:
         self.ask("write", address, seed, nbytes)
+
+    def poke(self, address: int, data: bytes) -> None:
+        self.ask("poke", address, data.hex())
 
     def register(self, address: int, nbytes: int) -> None:
         self.ask("register", address, nbytes)

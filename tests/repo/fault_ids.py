@@ -45,6 +45,7 @@ ORDER_AND_VERSIONS = (
     "mutate_during_read",
     "reader_fetched_before_unpublish",
     "commit_after_last_byte",
+    "relay_does_not_propagate_corruption",
     "no_advance_on_failure",
     "one_version_per_replica",
     "double_replicate",
@@ -55,6 +56,7 @@ ORDER_AND_VERSIONS = (
 DEATH_AND_LIES = (
     "source_killed_midchunk",
     "source_stopped",
+    "sick_source_quarantined",
     "timeout_then_late_write",
     "reader_killed",
     "sibling_dies",
