@@ -10,7 +10,7 @@ from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
 from tensorhub.messages import Granted, Held, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
-from tensorhub.server.placement import Choice, Reader, centre, choose
+from tensorhub.server.placement import Choice, Reader, choose, rack
 from tensorhub.server.settings import BUFFER_SETS_MAX
 from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Slot, Transaction
 from tensorhub.server.turn import Turn, at
@@ -84,8 +84,8 @@ def _queue(turn: Turn, part: Part, slot: Slot) -> None:
 def _line_of(part: Part, slot: Slot) -> Line:
     member = part.member
     if part.filling is not None or any(holding.slot is slot for holding in member.holdings.values()):
-        return Kind.ODD, ""
-    return Kind.SLOW if member.slow else Kind.NEW, centre(member.location)
+        return Kind.ODD, ()
+    return Kind.SLOW if member.slow else Kind.NEW, rack(member.location)
 
 
 def leave_queue(turn: Turn, part: Part) -> None:

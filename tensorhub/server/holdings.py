@@ -216,7 +216,7 @@ def raise_to(turn: Turn, holding: Holding, watermark: int) -> None:
             reweigh(turn, filling)
         refresh(turn, filling)
         filling = source
-    if (Kind.ODD, "") in holding.slot.lines:
+    if (Kind.ODD, ()) in holding.slot.lines:
         turn.slots[holding.slot] = None
 
 

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 
-from tensorhub.server.settings import LEAD_CHUNKS, LEAD_NS, PACE_WINDOW_NS, RATES_MAX, SECOND_NS, SLOWER
+from tensorhub.server.settings import LEAD_CHUNKS, LEAD_NS, PACE_WINDOW_NS, PAYS_NS, RATES_MAX, SECOND_NS, SLOWER
 from tensorhub.server.state import Holding, HoldingState, Pace
 
 
 def note(filling: Holding, now_ns: int) -> None:
-    """It has told how many bytes are verified. A window ends with the first report after its time."""
+    """It has told how many bytes are verified. A window ends with the first report after its time.
+
+    The first one begins with a report of bytes: plans and first reads take their time, on healthy hosts, too.
+    """
     pace = filling.pace
     pace.heard_ns = now_ns
-    if now_ns - pace.from_ns >= PACE_WINDOW_NS:
+    if pace.from_ns == 0:
+        if filling.bytes_done > pace.from_bytes:
+            pace.from_ns, pace.from_bytes = now_ns, filling.bytes_done
+    elif now_ns - pace.from_ns >= PACE_WINDOW_NS:
         pace.rate = (filling.bytes_done - pace.from_bytes) * SECOND_NS // (now_ns - pace.from_ns)
         pace.windows = pace.windows + 1 if _is_far_below_others(filling, pace.rate) else 0
         pace.measured_ns = pace.from_ns = now_ns
@@ -27,7 +33,7 @@ def note(filling: Holding, now_ns: int) -> None:
 def restart(filling: Holding, now_ns: int) -> None:
     """It reads from another source from now on; what it was before says nothing."""
     began_ns = filling.pace.began_ns or now_ns
-    filling.pace = Pace(began_ns, now_ns, filling.bytes_done, now_ns)
+    filling.pace = Pace(began_ns, from_bytes=filling.bytes_done, heard_ns=now_ns)
 
 
 def lag(filling: Holding, now_ns: int) -> str:
@@ -40,18 +46,17 @@ def lag(filling: Holding, now_ns: int) -> str:
     source, pace = filling.upstream, filling.pace
     if source is None or not filling.readers or not _is_fresh(pace, now_ns):
         return ""
-    left = filling.slot.content.shard_bytes - filling.bytes_done
     if source.state is HoldingState.FILLING:
         theirs = source.pace
         ahead = source.bytes_done - filling.bytes_done - pace.rate * (now_ns - pace.heard_ns) // SECOND_NS
         sharing = max(1, sum(not reader.asked for reader in source.readers.values()))
         is_slow = _is_fresh(theirs, now_ns) and theirs.rate > SLOWER * pace.rate * sharing
-        if is_slow and ahead >= _lead(filling, theirs.rate):
+        if is_slow and ahead >= _lead(filling, theirs.rate) and _pays(filling, theirs.rate):
             return f"slower than its source: {_rates(pace.rate, theirs.rate)} of {source.member.seat}"
         return ""
     others = fastest(filling)
     is_alone = len(source.readers) == 1 and not source.member.slow and source.root is not None
-    if is_alone and pace.windows > 1 and left >= _lead(filling, others):
+    if is_alone and pace.windows > 1 and _pays(filling, others):
         return f"slower than others were: {_rates(pace.rate, others)} alone at {source.member.seat}"
     return ""
 
@@ -69,6 +74,11 @@ def _lead(filling: Holding, rate: int) -> int:
     """More bytes than may be on their way at this rate."""
     content = filling.slot.content
     return max(rate * LEAD_NS // SECOND_NS, LEAD_CHUNKS * content.shard_bytes // max(1, content.chunks))
+
+
+def _pays(filling: Holding, rate: int) -> bool:
+    """Whether enough is left to read for a move to be worth its calls."""
+    return filling.slot.content.shard_bytes - filling.bytes_done >= rate * PAYS_NS // SECOND_NS
 
 
 def _rates(mine: int, theirs: int) -> str:

@@ -201,7 +201,20 @@ def prefixes(location: Location) -> list[Place]:
 
 def centre(location: Location) -> str:
     """The data centre; unknown locations are local to each other."""
-    return location.parts[0] if location.parts else ""
+    return centre_of(location.parts)
+
+
+def centre_of(place: Place) -> str:
+    return place[0] if place else ""
+
+
+def rack(location: Location) -> Place:
+    """The smallest place that it shares with others."""
+    return location.parts[:-1] or location.parts
+
+
+def has_idle(slot: Slot, place: Place) -> bool:
+    return next(_idle_entries(slot, place), None) is not None
 
 
 def _scopes(location: Location) -> list[list[Place]]:

@@ -12,6 +12,7 @@ from tensorhub.messages import Ok, Progress, Reroute, Serve
 from tensorhub.server import grants, groups, origins, stragglers
 from tensorhub.server.holdings import advance, detach, drop, is_drained
 from tensorhub.server.offers import refresh
+from tensorhub.server.placement import centre_of, has_idle
 from tensorhub.server.publishing import check_opaque, own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
 from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Replica, Slot
@@ -131,25 +132,30 @@ def wake(turn: Turn, slot: Slot) -> None:
     """A place is free, a source came or went: try those who queue, line by line, oldest first.
 
     Hundreds may queue while sources come one by one, so a step must not look at them all: what the first of a line
-    does not find, no other of its line does. Only odd ones (few) and those who may have lost all hope are all tried.
+    does not find, no other of its line does, nor of the other lines of its data centre. Only odd ones (few) and those
+    who may have lost all hope are all tried.
     """
+    in_vain: set[tuple[Kind, str]] = set()
     for line in sorted(slot.lines, key=lambda line: _order(slot, line)):
-        over, is_vain = 0, False
+        kind, place = line
+        over, group = 0, (kind, centre_of(place))
         while slot.free or not slot.complete:
             part = next(islice(slot.lines.get(line, {}).values(), over, None), None)
-            if part is None or (is_vain and slot.complete):
+            if part is None or (group in in_vain and slot.complete):
                 break
-            if not is_vain or not grants.may_appear(slot, part):
+            if group not in in_vain or not grants.may_appear(slot, part):
                 _try(turn, part)
             if part.line is not None:
                 over += 1
-                is_vain = line[0] is not Kind.ODD
+                if kind is not Kind.ODD:
+                    in_vain.add(group)
 
 
-def _order(slot: Slot, line: Line) -> tuple[int, bool, str]:
-    """By kind; then data centres that have sources, as those of others read over long links."""
-    kind, centre = line
-    return kind, slot.shard not in slot.record.centres.get(centre, ()), centre
+def _order(slot: Slot, line: Line) -> tuple[Kind, bool, bool]:
+    """By kind; data centres that have sources first, as those of others read over long links; then racks that have an
+    idle source, so that a chain runs through one rack after the other; then the line that is there for longest."""
+    kind, place = line
+    return kind, slot.shard not in slot.record.centres.get(centre_of(place), ()), not has_idle(slot, place)
 
 
 def _try(turn: Turn, part: Part) -> None:

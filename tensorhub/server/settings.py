@@ -24,6 +24,8 @@ PACE_WINDOW_NS = 3 * SECOND_NS // 20
 #: What a source must be ahead of a straggler: this long at its rate, and so many chunks; less may be under way.
 LEAD_NS = SECOND_NS // 5
 LEAD_CHUNKS = 4
+#: Nobody is moved for what is left of a shard when a healthy rate needs less than this for it: a move costs some calls.
+PAYS_NS = SECOND_NS // 2
 #: Rates remembered per shard: what the last few fillings did is what the next can do.
 RATES_MAX = 8
 #: Times one filling is asked to leave a source: a graph that is rebuilt again and again moves no bytes.

@@ -57,8 +57,8 @@ class Kind(IntEnum):
     SLOW = 2
 
 
-#: Who waits, and in which data centre ("" for odd ones).
-Line = tuple[Kind, str]
+#: Who waits, and in which rack (none for odd ones).
+Line = tuple[Kind, tuple[str, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +136,7 @@ class Pace:
 
     #: Since when it fills at all.
     began_ns: int = 0
-    #: The open window began then, with so many bytes.
+    #: The open window began then, with so many bytes; 0 before the first byte from its source.
     from_ns: int = 0
     from_bytes: int = 0
     #: Its last report.
@@ -257,7 +257,7 @@ class Slot:
     #: {data centre: fillings there that will serve soon}; zero counts are absent.
     promises: dict[str, int] = field(default_factory=dict)
     #: Parts that wait for a source, oldest first. Those of one line are alike: if its first finds nothing, no other of
-    #: it does. Empty lines are absent.
+    #: it does, nor of another line of the same kind and data centre. Empty lines are absent.
     lines: dict[Line, dict[Seat, Part]] = field(default_factory=dict)
 
 
