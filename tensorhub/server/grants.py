@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
 from tensorhub.messages import Granted, Held, Locator, Reference
-from tensorhub.server.holdings import attach, drop, is_drained, make, pin, unpin
+from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
-from tensorhub.server.placement import Choice, Reader, centre, choose
+from tensorhub.server.placement import Choice, Reader, choose, rack
 from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
 from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Slot, Transaction
 from tensorhub.server.turn import Turn, at
@@ -57,7 +57,8 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
         _grant(turn, part, slot, choice)
         return None
     part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
-    if slot is None or not may_appear(slot, part):
+    keeps_source = part.filling is not None and part.filling.upstream is not None
+    if slot is None or not (keeps_source or may_appear(slot, part)):
         leave_queue(turn, part)
         return _lost(part)
     _queue(turn, part, slot)
@@ -67,19 +68,24 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
 def _queue(turn: Turn, part: Part, slot: Slot) -> None:
     """Wait in line. Patience of who asks for a first source ends with the promises that it waits for."""
     seat, count = part.member.seat, len(slot.complete)
-    part.lack = f"none of {len(slot.holdings)} holders has a place for this reader; {count} of them are complete"
+    if part.filling is not None and part.filling.asked:
+        part.lack = part.filling.asked
+    else:
+        part.lack = f"none of {len(slot.holdings)} holders has a place for this reader; {count} of them are complete"
     if part.line is None:
         part.line = _line_of(part, slot)
         slot.lines.setdefault(part.line, {})[seat] = part
         if part.filling is not None and part.patient:
-            turn.deadlines.set(("patience", seat), turn.now_ns + turn.settings.patience_ns)
+            is_slow = part.filling.asked and part.member.slow
+            patience_ns = turn.settings.slow_patience_ns if is_slow else turn.settings.patience_ns
+            turn.deadlines.set(("patience", seat), turn.now_ns + patience_ns)
 
 
 def _line_of(part: Part, slot: Slot) -> Line:
     member = part.member
     if part.filling is not None or any(holding.slot is slot for holding in member.holdings.values()):
-        return Kind.ODD, ""
-    return Kind.NEW, centre(member.location)
+        return Kind.ODD, ()
+    return Kind.SLOW if member.slow else Kind.NEW, rack(member.location)
 
 
 def leave_queue(turn: Turn, part: Part) -> None:
@@ -95,8 +101,13 @@ def leave_queue(turn: Turn, part: Part) -> None:
 
 
 def lose_patience(turn: Turn, part: Part) -> TensorHubError | None:
-    """It waited long enough for an idle source: any will do."""
+    """It waited long enough for an idle source: any will do, also the one that it was asked to leave."""
     part.patient = False
+    filling, slot = part.filling, slot_of(part)
+    if filling is not None and slot is not None and filling.upstream is not None:
+        choice = choose(slot, reader_of(part)) or Choice(filling.upstream, "no other has a place")
+        _grant(turn, part, slot, choice)
+        return None
     return place(turn, part)
 
 
@@ -140,13 +151,22 @@ def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
     if transaction.source is None:
         transaction.source = source.member.replica.id
     _offer(part, part.filling)
+    reason = f"{choice.reason}; {part.filling.asked}" if part.filling.asked else choice.reason
+    detach(turn, part.filling)
     attach(turn, part.filling, source)
     if part.serves:
         promise(turn, part.filling)
     part.phase, part.lack = Phase.READING, ""
     unpin(turn, transaction, member.seat.shard)
-    _answer(turn, part, granted(slot, source, choice.reason))
-    turn.event(kind, slot.record.model, slot.record.version, member.seat, f"{source.member.seat}: {choice.reason}")
+    _answer(turn, part, granted(slot, source, reason))
+    turn.event(kind, slot.record.model, slot.record.version, member.seat, f"{source.member.seat}: {reason}")
+
+
+def part_of(holding: Holding) -> Part | None:
+    """The part that this filling belongs to; a claimed one has none."""
+    transaction = holding.member.replica.transaction
+    part = None if transaction is None else transaction.parts.get(holding.member.seat.shard)
+    return part if part is not None and part.filling is holding else None
 
 
 def _offer(part: Part, filling: Holding) -> None:

@@ -21,7 +21,7 @@ from tensorhub.errors import (
     WaitTimeout,
 )
 from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
-from tensorhub.server import grants, origins
+from tensorhub.server import grants, origins, stragglers
 from tensorhub.server.holdings import detach, drop, linger, names, pin, stopped, unpin
 from tensorhub.server.offers import hide, refresh, show
 from tensorhub.server.settings import OUTCOMES_MAX
@@ -166,6 +166,11 @@ def try_decide(turn: Turn, transaction: Transaction) -> None:
     _decide(turn, transaction, record)
 
 
+def is_slow(transaction: Transaction) -> bool:
+    """Whether a shard of it is known to be slow: it chooses its sources after the others."""
+    return any(member.slow for member in transaction.replica.members.values())
+
+
 def _decide(turn: Turn, transaction: Transaction, record: VersionRecord) -> None:
     """Fix the version; in the same step hide what its members will overwrite, and keep sources for those yet to ask.
 
@@ -256,6 +261,7 @@ def _finish(turn: Turn, part: Part, filling: Holding, request: Done) -> None:
     filling.watermark = slot.content.chunks
     origins.count(filling, request.bytes_done)
     detach(turn, filling)
+    stragglers.finished(turn, filling)
     refresh(turn, filling)
     if known is not None:
         settled(turn, part)
@@ -277,13 +283,6 @@ def settled(turn: Turn, part: Part) -> None:
     transaction.done[part.member.seat.shard] = None
     if len(transaction.done) == transaction.replica.shards:
         commit(turn, transaction)
-
-
-def part_of(holding: Holding) -> Part | None:
-    """The part that this filling belongs to; a claimed one has none."""
-    transaction = holding.member.replica.transaction
-    part = None if transaction is None else transaction.parts.get(holding.member.seat.shard)
-    return part if part is not None and part.filling is holding else None
 
 
 def commit(turn: Turn, transaction: Transaction) -> None:

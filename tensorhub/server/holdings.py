@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tensorhub.errors import Closed
 from tensorhub.messages import Content, SourceLost, Unpublished
-from tensorhub.server import origins
+from tensorhub.server import origins, pace
 from tensorhub.server.offers import refresh
-from tensorhub.server.placement import of_replica, weight
+from tensorhub.server.placement import of_replica, weight_of
 from tensorhub.server.settings import DEPTH_MAX, SERVED_MAX
 from tensorhub.server.state import (
     Holding,
@@ -149,10 +149,11 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
     """The reader reads from the source from now on."""
     reader.upstream = source
     origins.begin(reader, source, turn.now_ns)
+    pace.restart(reader, turn.now_ns)
     source.readers[reader.generation] = reader
     if len(source.served) < SERVED_MAX:
         source.served[str(reader.member.seat)] = None
-    reader.weight = weight(reader.watermark, reader.slot.content.chunks)
+    reader.weight = weight_of(reader)
     source.load += reader.weight
     _rise(source)
     refresh(turn, source)
@@ -172,7 +173,8 @@ def detach(turn: Turn, reader: Holding) -> None:
 
 
 def _unlink(turn: Turn, reader: Holding, source: Holding) -> None:
-    reader.upstream = None
+    reader.upstream, reader.asked = None, ""
+    turn.deadlines.cancel(("asked", reader.generation))
     origins.end(reader, turn.now_ns)
     del source.readers[reader.generation]
     source.load -= reader.weight
@@ -211,14 +213,21 @@ def raise_to(turn: Turn, holding: Holding, watermark: int) -> None:
         filling.watermark, filling.begun = watermark, True
         source = filling.upstream
         if source is not None:
-            now = weight(watermark, filling.slot.content.chunks)
-            source.load += now - filling.weight
-            filling.weight = now
-            refresh(turn, source)
+            reweigh(turn, filling)
         refresh(turn, filling)
         filling = source
-    if (Kind.ODD, "") in holding.slot.lines:
+    if (Kind.ODD, ()) in holding.slot.lines:
         turn.slots[holding.slot] = None
+
+
+def reweigh(turn: Turn, reader: Holding) -> None:
+    """What its source has to bear of it has changed."""
+    source = reader.upstream
+    if source is not None:
+        now = weight_of(reader)
+        source.load += now - reader.weight
+        reader.weight = now
+        refresh(turn, source)
 
 
 def names(holding: Holding) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from tensorhub.errors import Broken, Where
 from tensorhub.server.holdings import is_drained
-from tensorhub.server.placement import centre, prefixes, shelf_of, weight
-from tensorhub.server.settings import DEPTH_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
+from tensorhub.server.placement import centre, prefixes, shelf_of, weight_of
+from tensorhub.server.settings import DEPTH_MAX, MOVES_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -197,7 +197,7 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
         yield "a reader knows its source", reader.upstream is holding and reader.generation == generation
         yield "a reader reads the same shard of the same version", reader.slot is slot
         yield "a reader is filling", reader.state is HoldingState.FILLING
-        yield "a reader's weight is true", reader.weight == weight(reader.watermark, slot.content.chunks)
+        yield "a reader's weight is true", reader.weight == weight_of(reader)
     yield "load is the sum of weights", holding.load == sum(reader.weight for reader in holding.readers.values())
     yield "height is true", holding.height == max((each.height + 1 for each in holding.readers.values()), default=0)
     depth, above = 0, holding.upstream
@@ -217,6 +217,8 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
         (("drain", holding.generation) in state.deadlines.at) == (drains)
         and (not drains or (holding.hidden and not is_drained(holding))),
     )
+    yield "who was asked to leave has a source", not holding.asked or holding.upstream is not None
+    yield "moves are bounded", holding.moves <= MOVES_MAX
     yield "promises end", holding.promises == (("promise", holding.generation) in state.deadlines.at)
     yield "who promises reads and does not serve", not (holding.promises and (holding.serves or not holding.upstream))
     yield "doubt ends", holding.is_unsure == (("unsure", holding.generation) in state.deadlines.at)
@@ -271,10 +273,13 @@ def _part(state: State, transaction: Transaction, part: Part) -> Iterator[Findin
     filling = part.filling
     fills = phase in (Phase.READING, Phase.REROUTING) or (phase is Phase.DONE and seat.shard not in transaction.held)
     yield "a filling exists from grant to commit", fills == (filling is not None)
+    timed = ("asked", part.generation) in state.deadlines.at
     if filling is not None:
         yield "one version per replica", filling.slot.record is transaction.record
         yield "a filling is a live holding", state.generations.get(part.generation) is filling
-        yield "a part that reads no more has no source", phase is Phase.READING or filling.upstream is None
+        kept = phase is Phase.REROUTING and bool(filling.asked)
+        yield "a part that reads no more has no source", phase is Phase.READING or filling.upstream is None or kept
+        yield "what is asked is answered in time", timed == (bool(filling.asked) and phase is Phase.READING)
     queued = phase in (Phase.QUEUED, Phase.REROUTING)
     slot = None if transaction.record is None else transaction.record.slots.get(seat.shard)
     line = None if slot is None or part.line is None else slot.lines.get(part.line)

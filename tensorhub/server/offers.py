@@ -35,7 +35,13 @@ def promise(turn: Turn, filling: Holding) -> None:
     A filling that reads from another data centre plans over a link of long delays, and has longer.
     """
     member, slot = filling.member, filling.slot
-    if filling.promises or filling.serves or filling.upstream is None or turn.settings.sources == COMPLETE_SOURCES:
+    if (
+        filling.promises
+        or filling.serves
+        or member.slow
+        or filling.upstream is None
+        or turn.settings.sources == COMPLETE_SOURCES
+    ):
         return
     here = centre(member.location)
     is_near = here == centre(filling.upstream.member.location)

@@ -103,24 +103,34 @@ def _is_one_coming(slot: Slot, places: list[Place], reader: Reader) -> bool:
     """Whether one of these places will have an idle source soon.
 
     For a first source: a filling that has been granted and will serve. For another one: an idle filling that is not
-    far enough yet.
+    far enough yet. A slow reader waits for the end of the chain, whatever it looks like now.
     """
     if reader.filling is not None:
-        return any(_is_behind(holding, reader, reader.filling) for holding in _idle_fillings(slot, places[-1]))
-    return any(not places[-1] or places[-1][0] == here for here in slot.promises)
+        if reader.filling.asked and reader.filling.member.slow:
+            return True
+        return any(_is_behind(entry[2], reader, reader.filling) for entry in _idle_entries(slot, places[-1]))
+    is_kept = any(_is_kept(entry[2]) for entry in _idle_entries(slot, places[-1]))
+    return is_kept or any(not places[-1] or places[-1][0] == here for here in slot.promises)
 
 
-def _idle_fillings(slot: Slot, place: Place) -> Iterator[Holding]:
+def _idle_entries(slot: Slot, place: Place) -> Iterator[Entry]:
     shelf = slot.shelves.get(place)
-    row = () if shelf is None else shelf.rows[PARTIAL]
-    return (holding for _, _, holding in takewhile(_is_idle, islice(row, CANDIDATES_MAX)))
+    for row in () if shelf is None else shelf.rows[:SLOW]:
+        yield from takewhile(_is_idle, islice(row, CANDIDATES_MAX))
+
+
+def _is_kept(holding: Holding) -> bool:
+    """It has been left, or is about to be, for the readers of the one that leaves it."""
+    return any(reader.asked for reader in holding.readers.values())
 
 
 def _is_behind(holding: Holding, reader: Reader, filling: Holding) -> bool:
     """Whether it would fit if it only had more, and does not get it from this reader."""
-    if holding.watermark > filling.watermark or holding.member.replica.id == reader.replica:
+    if holding.state is not HoldingState.FILLING or holding.watermark > filling.watermark:
         return False
-    if holding.generation in reader.suspects:
+    if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
+        return False
+    if holding is filling.upstream:
         return False
     return _depth(holding, filling) is not None
 
@@ -138,6 +148,8 @@ def fits(holding: Holding, reader: Reader) -> bool:
     if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
         return False
     filling = reader.filling
+    if filling is not None and holding is filling.upstream and reader.patient:
+        return False  # it was asked to leave this one
     partial = holding.state is HoldingState.FILLING
     if filling is not None and partial and holding.watermark <= filling.watermark:
         return False
@@ -161,6 +173,8 @@ def _depth(holding: Holding, filling: Holding | None) -> int | None:
 
 
 def shelf_of(holding: Holding) -> int:
+    if holding.member.slow and holding.state is not HoldingState.PUBLISHED:
+        return SLOW
     match holding.state:
         case HoldingState.PUBLISHED:
             return PUBLISHER
@@ -175,6 +189,11 @@ def weight(watermark: int, chunks: int) -> int:
     return max(1, -(-(chunks - watermark) * LOAD_STEPS // chunks)) if chunks else 1
 
 
+def weight_of(reader: Holding) -> int:
+    """Its weight at its source; none when it is slow, as it takes too little, or about to leave."""
+    return 0 if reader.asked or reader.member.slow else weight(reader.watermark, reader.slot.content.chunks)
+
+
 def prefixes(location: Location) -> list[Place]:
     """All places a location lies in, most exact first; the last is everywhere."""
     return [location.parts[:depth] for depth in range(len(location.parts), -1, -1)]
@@ -182,7 +201,20 @@ def prefixes(location: Location) -> list[Place]:
 
 def centre(location: Location) -> str:
     """The data centre; unknown locations are local to each other."""
-    return location.parts[0] if location.parts else ""
+    return centre_of(location.parts)
+
+
+def centre_of(place: Place) -> str:
+    return place[0] if place else ""
+
+
+def rack(location: Location) -> Place:
+    """The smallest place that it shares with others."""
+    return location.parts[:-1] or location.parts
+
+
+def has_idle(slot: Slot, place: Place) -> bool:
+    return next(_idle_entries(slot, place), None) is not None
 
 
 def _scopes(location: Location) -> list[list[Place]]:
@@ -205,7 +237,10 @@ def _best(slot: Slot, place: Place, reader: Reader, rows: tuple[int, ...], *, id
 
 def _fitting(row: list[Entry], reader: Reader, *, idle: bool) -> Iterator[Entry]:
     entries: Iterator[Entry] = islice(row, CANDIDATES_MAX)
-    return (entry for entry in (takewhile(_is_idle, entries) if idle else entries) if fits(entry[2], reader))
+    if idle:
+        is_new = reader.filling is None
+        entries = (entry for entry in takewhile(_is_idle, entries) if not (is_new and _is_kept(entry[2])))
+    return (entry for entry in entries if fits(entry[2], reader))
 
 
 def _is_idle(entry: Entry) -> bool:

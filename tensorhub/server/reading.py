@@ -9,13 +9,14 @@ from itertools import islice
 
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
-from tensorhub.server import grants, groups, origins
+from tensorhub.server import grants, groups, origins, stragglers
 from tensorhub.server.grants import check_opaque
 from tensorhub.server.holdings import advance, detach, drop, is_drained
 from tensorhub.server.offers import refresh
+from tensorhub.server.placement import centre_of, has_idle
 from tensorhub.server.publishing import own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
-from tensorhub.server.state import Holding, Kind, Line, Member, Part, Phase, Replica, Slot
+from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Replica, Slot
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import Generation
 
@@ -44,6 +45,8 @@ def progress(turn: Turn, request: Progress) -> None:
     if source is not None and holding.watermark > before:
         session = source.member.session.id
         turn.deadlines.set(("lease", session), turn.now_ns + turn.settings.lease_ns)
+    if holding.state is HoldingState.FILLING:
+        stragglers.mind(turn, holding)
     turn.reply(Ok())
 
 
@@ -58,17 +61,38 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
-    if request.source in turn.state.generations:
-        part.suspects[request.source] = None
-    if source is not None:
-        detach(turn, filling)
-        _report(turn, source, member)
+    if source is not None and filling.asked:
+        # No fault of the source: it is kept until there is another, lest this reader ends up with none.
+        turn.deadlines.cancel(("asked", filling.generation))
+    else:
+        _left(turn, part, filling, request.source)
     # After the detach: what was read before the failure does not clear the source's name.
     advance(turn, filling, request.watermark, request.bytes_done)
     part.deadline_ns = turn.until(request.timeout_ns)
     turn.deadlines.set(("part", member.seat), part.deadline_ns)
     groups.extend(turn, part.transaction)
     groups.fail_if(turn, part, grants.place(turn, part))
+
+
+def _left(turn: Turn, part: Part, filling: Holding, generation: Generation) -> None:
+    """The reader gave its source up. One that starves itself is not to blame: its own reader will tell of the cause."""
+    source = turn.state.generations.get(generation)
+    if source is not None and not _starves(source):
+        part.suspects[generation] = None
+    if filling.upstream is not None:
+        source = filling.upstream
+        detach(turn, filling)
+        if not _starves(source):
+            _report(turn, source, part.member)
+
+
+def _starves(source: Holding) -> bool:
+    """Whether it had nothing to serve: it waits for a source, or was just given another, or its own one is reported."""
+    above, content = source.upstream, source.slot.content
+    if source.state is not HoldingState.FILLING or source.watermark == content.chunks:
+        return False
+    was_moved = len(source.origins) > 1 and source.pace.measured_ns == 0
+    return above is None or was_moved or bool(above.reports)
 
 
 def _report(turn: Turn, source: Holding, reader: Member) -> None:
@@ -109,25 +133,30 @@ def wake(turn: Turn, slot: Slot) -> None:
     """A place is free, a source came or went: try those who queue, line by line, oldest first.
 
     Hundreds may queue while sources come one by one, so a step must not look at them all: what the first of a line
-    does not find, no other of its line does. Only odd ones (few) and those who may have lost all hope are all tried.
+    does not find, no other of its line does, nor of the other lines of its data centre. Only odd ones (few) and those
+    who may have lost all hope are all tried.
     """
+    in_vain: set[tuple[Kind, str]] = set()
     for line in sorted(slot.lines, key=lambda line: _order(slot, line)):
-        over, is_vain = 0, False
+        kind, place = line
+        over, group = 0, (kind, centre_of(place))
         while slot.free or not slot.complete:
             part = next(islice(slot.lines.get(line, {}).values(), over, None), None)
-            if part is None or (is_vain and slot.complete):
+            if part is None or (group in in_vain and slot.complete):
                 break
-            if not is_vain or not grants.may_appear(slot, part):
+            if group not in in_vain or not grants.may_appear(slot, part):
                 _try(turn, part)
             if part.line is not None:
                 over += 1
-                is_vain = line[0] is not Kind.ODD
+                if kind is not Kind.ODD:
+                    in_vain.add(group)
 
 
-def _order(slot: Slot, line: Line) -> tuple[int, bool, str]:
-    """By kind; then data centres that have sources, as those of others read over long links."""
-    kind, centre = line
-    return kind, slot.shard not in slot.record.centres.get(centre, ()), centre
+def _order(slot: Slot, line: Line) -> tuple[Kind, bool, bool]:
+    """By kind; data centres that have sources first, as those of others read over long links; then racks that have an
+    idle source, so that a chain runs through one rack after the other; then the line that is there for longest."""
+    kind, place = line
+    return kind, slot.shard not in slot.record.centres.get(centre_of(place), ()), not has_idle(slot, place)
 
 
 def _try(turn: Turn, part: Part) -> None:

@@ -17,6 +17,19 @@ READERS_PER_SOURCE_MAX = 4
 DEPTH_MAX = 256
 #: Readers that must report a source before it is kept from everyone: one alone may be the sick one.
 SICK_REPORTS = 2
+#: A reader this many times slower than what it reads from, or than others, is a straggler: noise is less.
+SLOWER = 2
+#: A rate is measured over at least this long: one report of a reader, which come every 0.2 s or so.
+PACE_WINDOW_NS = 3 * SECOND_NS // 20
+#: What a source must be ahead of a straggler: this long at its rate, and so many chunks; less may be under way.
+LEAD_NS = SECOND_NS // 5
+LEAD_CHUNKS = 4
+#: Nobody is moved for what is left of a shard when a healthy rate needs less than this for it: a move costs some calls.
+PAYS_NS = SECOND_NS // 2
+#: Rates remembered per shard: what the last few fillings did is what the next can do.
+RATES_MAX = 8
+#: Times one filling is asked to leave a source: a graph that is rebuilt again and again moves no bytes.
+MOVES_MAX = 4
 #: Partial sources looked at for one reader before it is made to wait: keeps a step short in a large fan-out.
 CANDIDATES_MAX = 64
 #: Transaction outcomes remembered per replica, for calls that come late or again.
@@ -71,14 +84,18 @@ class Settings:
     patience_ns: int = SECOND_NS // 4
     #: The same for a filling that reads from another data centre: a plan is several round trips of a long link.
     far_patience_ns: int = 2 * SECOND_NS
+    #: How long a straggler has to leave its source, and then waits for a place at the end of a chain before any will
+    #: do: the readers that it held up must overtake it meanwhile.
+    slow_patience_ns: int = SECOND_NS
     #: Who is offered: "all", or "complete" holders only, to measure what relaying while receiving contributes.
     sources: str = ALL_SOURCES
 
     def __post_init__(self) -> None:
         if self.sources not in (ALL_SOURCES, COMPLETE_SOURCES):
             raise BadRequest(f"sources={self.sources!r}: a server offers {ALL_SOURCES!r} or {COMPLETE_SOURCES!r}")
-        if min(self.patience_ns, self.far_patience_ns) < 0:
-            raise BadRequest(f"patience of {self.patience_ns} and {self.far_patience_ns} ns: it cannot be negative")
+        shortest = min(self.patience_ns, self.far_patience_ns, self.slow_patience_ns)
+        if shortest < 0:
+            raise BadRequest(f"a patience of {shortest} ns: it cannot be negative")
 
 
 DEFAULTS = Settings()

@@ -5,6 +5,7 @@ Nothing here decides. Records point at each other directly; whoever changes one 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
@@ -52,10 +53,12 @@ class Kind(IntEnum):
     ODD = 0
     #: Asks for its first source.
     NEW = 1
+    #: The same, but known to be slow: nobody shall have to read from it.
+    SLOW = 2
 
 
-#: Who waits, and in which data centre ("" for odd ones).
-Line = tuple[Kind, str]
+#: Who waits, and in which rack (none for odd ones).
+Line = tuple[Kind, tuple[str, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +105,8 @@ class Member:
     holdings: dict[str, Holding] = field(default_factory=dict)
     #: The last version this seat published: its numbers rise within a lineage.
     published: Version | None = None
+    #: Why it counts as slow, since a filling of it held others up and until one is as fast as usual; else empty.
+    slow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,24 @@ class Drain:
 
     call: int
     session: SessionId
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a filling is, by its reports; see `pace.py`."""
+
+    #: Since when it fills at all.
+    began_ns: int = 0
+    #: The open window began then, with so many bytes; 0 before the first byte from its source.
+    from_ns: int = 0
+    from_bytes: int = 0
+    #: Its last report.
+    heard_ns: int = 0
+    #: Bytes per second in the last whole window, which ended then; 0 and 0 before there is one.
+    rate: int = 0
+    measured_ns: int = 0
+    #: Windows in a row that were far below what others did.
+    windows: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +197,12 @@ class Holding:
     reports: dict[Seat, None] = field(default_factory=dict)
     #: What a filling reads from; it is in that one's `readers`.
     upstream: Holding | None = None
+    pace: Pace = field(default_factory=Pace)
+    #: Why it was asked to leave its source, which it has not done yet; empty when it was not. Has a deadline until it
+    #: answers, and patience from then on.
+    asked: str = ""
+    #: How often it was asked; at most MOVES_MAX.
+    moves: int = 0
     #: Whom it was filled from, in order; at most ORIGINS_MAX. The last one is `upstream`, while there is one.
     origins: list[Origin] = field(default_factory=list)
     #: Fillings that read from here.
@@ -230,7 +259,7 @@ class Slot:
     #: {data centre: fillings there that will serve soon}; zero counts are absent.
     promises: dict[str, int] = field(default_factory=dict)
     #: Parts that wait for a source, oldest first. Those of one line are alike: if its first finds nothing, no other of
-    #: it does. Empty lines are absent.
+    #: it does, nor of another line of the same kind and data centre. Empty lines are absent.
     lines: dict[Line, dict[Seat, Part]] = field(default_factory=dict)
 
 
@@ -294,6 +323,8 @@ class ModelTable:
     undecided: dict[ReplicaId, Transaction] = field(default_factory=dict)
     waits: dict[tuple[SessionId, int], Waiting] = field(default_factory=dict)
     watchers: dict[tuple[SessionId, int], None] = field(default_factory=dict)
+    #: {shard: bytes per second of its last fillings}; at most RATES_MAX each.
+    rates: dict[int, deque[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -79,9 +79,7 @@ class Relay:
     def source(self) -> Source:
         exposure = Exposure(self._block, CHUNKS, 0, 0, self._map, self._map_bytes, self._check)
         peer = self._memory.locate()
-        return Source(
-            self.name, self._engine, peer, exposure, self._session, self._generation, self.manifest.digest
-        )
+        return Source(self.name, self._engine, peer, exposure, self._session, self._generation, self.manifest.digest)
 
     def _put(self, data: bytes) -> int:
         address = self._memory.map(len(data))

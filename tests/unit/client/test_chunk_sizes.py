@@ -62,10 +62,7 @@ async def relay(model: Model, layouts: list[Layout], step: int | None, seed: int
     trainer.digest()
     if step is None:
         trainer.raise_to(trainer.manifest.chunks)
-    work = [
-        reader.fill(source.source())
-        for reader, source in zip(readers, [trainer, *readers[:-1]], strict=True)
-    ]
+    work = [reader.fill(source.source()) for reader, source in zip(readers, [trainer, *readers[:-1]], strict=True)]
     if step is not None:
         work.append(rise(trainer, readers[0], step))
     await asyncio.gather(*work)

@@ -79,8 +79,11 @@ class Crowd:
             name, hops = source, hops + 1
         return hops
 
-    def place_of(self, name: str) -> str:
-        return str(self.cluster.processes[name].location)
+    def rack_of(self, name: str) -> str:
+        return "/".join(self.cluster.processes[name].location.parts[:2])
+
+    def centre_of(self, name: str) -> str:
+        return self.cluster.processes[name].location.parts[0]
 
 
 def test_a_crowd_becomes_a_chain() -> None:
@@ -149,6 +152,17 @@ def test_an_idle_source_in_the_own_rack_comes_first() -> None:
         assert crowd.sources[f"late-{rack}"] == f"first-{rack}"
 
 
+def test_a_chain_runs_through_one_rack_after_the_other() -> None:
+    """Readers of three racks that ask at once in any order: the chain enters each rack once."""
+    crowd = Crowd({"trainer": "dc/r1/h0"})
+    for number in range(12):
+        crowd.ask(f"roll-{number}", f"dc/r{1 + number % 3}/h{number}")
+    crowd.serve()
+    assert (crowd.depth, crowd.fan_out) == (12, 1)
+    entering = [name for name, source in crowd.sources.items() if crowd.rack_of(name) != crowd.rack_of(source)]
+    assert sorted(crowd.rack_of(name) for name in entering) == ["dc/r2", "dc/r3"]
+
+
 def test_one_seed_crosses_to_another_data_centre() -> None:
     """Readers of another data centre that ask at once: one of them crosses, the others wait for it and chain behind."""
     crowd = Crowd({"trainer": "dc1/r1/h0"})
@@ -156,9 +170,7 @@ def test_one_seed_crosses_to_another_data_centre() -> None:
         crowd.ask(f"far-{number}", f"dc2/r1/h{number}")
         crowd.ask(f"near-{number}", f"dc1/r1/h{number}")
     crowd.serve()
-    crossing = [
-        name for name, source in crowd.sources.items() if crowd.place_of(name)[:3] != crowd.place_of(source)[:3]
-    ]
+    crossing = [name for name, source in crowd.sources.items() if crowd.centre_of(name) != crowd.centre_of(source)]
     assert len(crossing) == 1
     assert len(crowd.sources) == 8
 
