@@ -1,4 +1,4 @@
-"""Relays over every engine: one whose memory is not what its digests say hands nothing of it on, nor does its reader."""
+"""Relays over every engine: one whose memory is not what its digests say hands nothing of it on."""
 
 from __future__ import annotations
 

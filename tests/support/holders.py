@@ -1,4 +1,4 @@
-"""Holders of one shard without a server: real registration, progress block and filling, over whatever engine a test has.
+"""Holders of one shard without a server: real registration, progress block and filling, over any engine.
 
 A holder publishes what its tensors hold, or fills them from another holder; who reads from whom, the test says.
 """
