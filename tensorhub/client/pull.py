@@ -4,7 +4,7 @@ It decides what a failure means for the registered tensors: nothing happened yet
 may have landed (torn). Which version and which source, the server decides; how bytes move, `pipeline/follow.py`.
 
     Replicate -> Held ------------------------------------------------> Done -> Committed
-              -> Granted -> manifest, map, plan -> end own generation -> Serve
+              -> Granted -> manifest, map, plan -> end own generation -> (Serve, if it was not offered with Replicate)
                          -> follow source -> (source failed -> Reroute -> follow the next)
                          -> install -> Done -> Committed
 """
@@ -83,6 +83,8 @@ class Pull:
         self._sources = Sources(member, self._generation, self._left_s, kinds)
         #: Where the caller's streams were when it called.
         self._streams = streams
+        #: How the server was told that the filling will be shown; None: not at all.
+        self._offer: Holding | None = None
         self._arrival: Arrival | None = None
         self._phases = dict.fromkeys(PHASES, 0.0)
         #: What the server has heard of how we read.
@@ -132,8 +134,8 @@ class Pull:
 
     async def _run(self) -> Replication:
         slot = self._slot
-        whole = self._only is None
-        reply = await self._transaction.ask(self._selector, self._generation, self._timeout_s, serves=whole)
+        offer = self._offer = slot.holding if self._only is None else None
+        reply = await self._transaction.ask(self._selector, self._generation, self._timeout_s, offer)
         self._lap("wait")
         if isinstance(reply, Held):
             await self._transaction.commit(reply.version, self._generation, slot.root, 0)
@@ -149,7 +151,7 @@ class Pull:
         source, target = await self._prepare_from_any(grant)
         self._lap("plan")
         self._take_over(grant, target)
-        if whole:
+        if whole and not (slot.holding is self._offer and slot.holding.manifest.digest == grant.content.manifest):
             self._told = self._sources.route
             request = Serve(
                 self._member.seat, self._generation, slot.holding.locators, slot.holding.exposure, self._told
@@ -392,6 +394,7 @@ class Pull:
             dict(self._phases),
             held,
             self._slot.verified,
+            self._filling.bytes_read if self._filling is not None else 0,
         )
 
 

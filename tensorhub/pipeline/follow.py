@@ -83,6 +83,8 @@ class Source:
     incarnation: SessionId
     generation: Generation
     manifest: Digest
+    #: False when it may not show this generation yet: it was granted a source of its own a moment ago.
+    begun: bool = True
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class Filling:
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
         self.blame = Blame.ENGINE
+        if not source.begun:
+            await self._wait_begun(source)
         if isinstance(source.engine, Follower) and self.digest_landed is None:
             await self._follow_by_engine(source, source.engine, source_map)
         else:
@@ -134,6 +138,21 @@ class Filling:
     def _plan(self, source_map: MemoryMap) -> Plan:
         manifest = self.manifest
         return Plan.of(source_map, self.memory, manifest.chunk_starts, manifest.chunk_ends, self.counter.todo)
+
+    async def _wait_begun(self, source: Source) -> None:
+        """Until the source shows the granted generation, and not what its memory held before."""
+        time = asyncio.get_running_loop().time
+        began = time()
+        while True:
+            self.fence()
+            header = await self._whole_header(source)
+            if header.generation == source.generation or header.incarnation != source.incarnation:
+                return  # or it is another process: the next look says so
+            waited = time() - began
+            if waited > self.stall_s:
+                self.blame = Blame.SILENCE
+                raise SourceFailed(f"{source.name} was granted this version and did not begin for {waited:.3g} s")
+            await asyncio.sleep(min(max(waited / 4, POLL_S_MIN), POLL_S_MAX))
 
     # ------------------------------------------------------------ by the engine
 

@@ -7,11 +7,11 @@ aborts the transaction.
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
-from tensorhub.messages import Granted, Held, Reference
+from tensorhub.messages import Granted, Held, Locator, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
 from tensorhub.server.placement import Choice, Reader, choose, rack
-from tensorhub.server.settings import BUFFER_SETS_MAX
+from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
 from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Slot, Transaction
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
@@ -150,6 +150,7 @@ def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
         kind = "rerouted"
     if transaction.source is None:
         transaction.source = source.member.replica.id
+    _offer(part, part.filling)
     reason = f"{choice.reason}; {part.filling.asked}" if part.filling.asked else choice.reason
     detach(turn, part.filling)
     attach(turn, part.filling, source)
@@ -168,9 +169,21 @@ def part_of(holding: Holding) -> Part | None:
     return part if part is not None and part.filling is holding else None
 
 
+def _offer(part: Part, filling: Holding) -> None:
+    """It has said how it will be shown: the next reader may be sent to it at once, and waits there for it to begin.
+
+    So a chain of any length is made in one step; each link would else wait for the one before to plan and to call.
+    """
+    request = part.request
+    if request.manifest == filling.slot.content.manifest and request.serves and not filling.serves:
+        filling.locators, filling.exposure = request.locators, request.exposure
+        filling.serves = True
+
+
 def granted(slot: Slot, source: Holding, reason: str) -> Granted:
     root = slot.root if slot.root is not None else UNVERIFIED
-    return Granted(slot.record.version, slot.content, root, reference(source), reason)
+    begun = source.begun or source.state is not HoldingState.FILLING
+    return Granted(slot.record.version, slot.content, root, reference(source), reason, begun=begun)
 
 
 def reference(holding: Holding) -> Reference:
@@ -255,3 +268,14 @@ def check_buffers(member: Member, buffers: str) -> None:
     check_name("buffer set", buffers)
     if buffers not in member.holdings and len(member.holdings) >= BUFFER_SETS_MAX:
         raise BadRequest(f"a shard has at most {BUFFER_SETS_MAX} buffer sets", at(member))
+
+
+def check_opaque(member: Member, locators: tuple[Locator, ...], exposure: bytes) -> None:
+    """Locators and exposures are the holder's own affair, but not their size."""
+    longest = max([len(exposure), *(len(locator.data) for locator in locators)])
+    if len(locators) > LOCATORS_MAX or longest > OPAQUE_BYTES_MAX:
+        raise BadRequest(
+            f"a reference has at most {LOCATORS_MAX} locators of {OPAQUE_BYTES_MAX} bytes, "
+            f"not {len(locators)} of up to {longest}",
+            at(member),
+        )

@@ -68,7 +68,7 @@ def replicate(turn: Turn, request: Replicate) -> None:
         )
         abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
         raise error
-    part = Part(transaction, member, request.generation, request.serves, turn.until(request.timeout_ns), call=turn.call)
+    part = Part(transaction, member, request, turn.until(request.timeout_ns), call=turn.call)
     transaction.parts[request.seat.shard] = part
     turn.deadlines.set(("part", request.seat), part.deadline_ns)
     if transaction.record is None:
@@ -134,6 +134,7 @@ def _check_request(turn: Turn, member: Member, request: Replicate) -> None:
     parse_selector(request.selector)
     grants.check_generation(turn, member, request.generation)
     grants.check_buffers(member, request.buffers)
+    grants.check_opaque(member, request.locators, request.exposure)
     holding = member.holdings.get(request.buffers)
     if holding is not None and holding.drain is not None:
         raise Busy(f"buffer set {request.buffers!r} is being unpublished; wait for it", at(member))

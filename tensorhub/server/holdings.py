@@ -210,7 +210,7 @@ def raise_to(turn: Turn, holding: Holding, watermark: int) -> None:
     """It holds so many chunks. So does what it reads from, though that one has not told yet: chains stay sorted."""
     filling: Holding | None = holding
     while filling is not None and filling.watermark < watermark:
-        filling.watermark = watermark
+        filling.watermark, filling.begun = watermark, True
         source = filling.upstream
         if source is not None:
             reweigh(turn, filling)

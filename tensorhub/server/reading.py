@@ -10,10 +10,11 @@ from itertools import islice
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
 from tensorhub.server import grants, groups, origins, stragglers
+from tensorhub.server.grants import check_opaque
 from tensorhub.server.holdings import advance, detach, drop, is_drained
 from tensorhub.server.offers import refresh
 from tensorhub.server.placement import centre_of, has_idle
-from tensorhub.server.publishing import check_opaque, own_holding
+from tensorhub.server.publishing import own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
 from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Replica, Slot
 from tensorhub.server.turn import Turn, at
@@ -29,7 +30,7 @@ def serve(turn: Turn, request: Serve) -> None:
         raise BadRequest(f"this shard is {part.phase.value}: it serves already", at(member))
     filling.locators, filling.exposure = request.locators, request.exposure
     _note_route(filling, request.route)
-    filling.serves = part.serves
+    filling.serves, filling.begun = part.serves, True
     refresh(turn, filling)
     turn.reply(Ok())
 

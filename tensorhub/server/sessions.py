@@ -8,10 +8,10 @@ from __future__ import annotations
 from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, SeatTaken, TensorHubError
 from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups
-from tensorhub.server.grants import check_buffers, check_generation, part_of
+from tensorhub.server.grants import check_buffers, check_generation, check_opaque, part_of
 from tensorhub.server.holdings import drop, linger, link, make, slot_for, stopped
 from tensorhub.server.offers import refresh
-from tensorhub.server.publishing import check_content, check_opaque
+from tensorhub.server.publishing import check_content
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
     LINEAGES_MAX,

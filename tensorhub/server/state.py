@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from tensorhub.messages import Content, Locator
+from tensorhub.messages import Content, Locator, Replicate
 from tensorhub.server.deadlines import Deadlines
 from tensorhub.server.story import Story
 from tensorhub.types import (
@@ -186,8 +186,10 @@ class Holding:
     #: Granted in an earlier life of the server, to readers that may not have come back yet: not drained before they
     #: have had a lease's time to do so.
     is_unsure: bool = False
-    #: A filling that has planned and may be read from.
+    #: A filling that may be read from: it has planned, or has said beforehand how it will be shown.
     serves: bool = False
+    #: It is known to show its generation: it has said that it has planned, or how far it is.
+    begun: bool = False
     #: A filling granted lately that will serve: newcomers wait for it. Counted in `Slot.promises`, with a deadline.
     promises: bool = False
     quarantined: bool = False
@@ -331,8 +333,8 @@ class Part:
 
     transaction: Transaction
     member: Member
-    generation: Generation
-    serves: bool
+    #: As first asked.
+    request: Replicate
     deadline_ns: int
     phase: Phase = Phase.WAITING
     #: The call that is owed an answer, or None.
@@ -342,6 +344,17 @@ class Part:
     suspects: dict[Generation, None] = field(default_factory=dict)
     #: Why it waits for a source: for people.
     lack: str = ""
+
+    @property
+    def generation(self) -> Generation:
+        """Of the filling to come."""
+        return self.request.generation
+
+    @property
+    def serves(self) -> bool:
+        """False for a subset."""
+        return self.request.serves
+
     #: The line of its slot that it waits in, or None.
     line: Line | None = None
     #: Rather waits for an idle source than share one; while it waits with a filling it has a deadline.

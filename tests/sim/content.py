@@ -208,6 +208,11 @@ class SimBuffers:
         self._tensors[row][:] = self._expected(row, version)
         self._writes[row] += 1
 
+    def flip_bit(self) -> None:
+        """What broken memory does: in the midst of the largest tensor, and no counter tells."""
+        tensor = max(self._tensors.values(), key=len)
+        tensor[len(tensor) // 2] ^= 1
+
     def wrong(self, version: int, names: Collection[str] | None = None) -> str | None:
         """How the tensors differ from a version, or None. Also says so when something beside them was written."""
         for row, tensor in self._tensors.items():

@@ -59,6 +59,19 @@ class Rule:
     probability: float
     #: Duration of a stall; factor of slowness.
     amount: float
+    #: Only reads from this replica (any for "").
+    source: str = ""
+    #: Progress blocks, maps and manifests are read truthfully: a relay lies about weights, not about itself.
+    weights_only: bool = False
+
+
+@dataclass(eq=False)
+class Link:
+    """A host's way to the others: what goes up waits for what went up before, and so downwards."""
+
+    bytes_per_s: float
+    up_free_s: float = 0.0
+    down_free_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,10 @@ class DataPlane:
         self.reading: dict[int, Reading] = {}
         self.rng = rng
         self.bytes_per_s = rng.choice(BYTES_PER_S)
+        #: {replica: its link}; who has none has all of `bytes_per_s` for each of its reads.
+        self.links: dict[str, Link] = {}
+        #: {process: bytes of weights and their digests that it has asked for}.
+        self.asked: dict[Process, int] = {}
         #: Processes that were told of a success that was none.
         self.lied_to: dict[Process, int] = {}
         self._engines: dict[bytes, SimEngine] = {}
@@ -96,12 +113,28 @@ class DataPlane:
         self.reading[self._last] = reading
         return self._last
 
-    def draw(self, reader: Process) -> Rule | None:
+    def draw(self, reader: Process, source: Process, nbytes: int) -> Rule | None:
         """What happens to the next read of this process."""
         for rule in self.rules:
-            if rule.replica in ("", reader.seat.replica) and self.rng.random() < rule.probability:
+            concerned = rule.replica in ("", reader.seat.replica) and rule.source in ("", source.seat.replica)
+            if concerned and not (rule.weights_only and nbytes <= SMALL_BYTES) and self.rng.random() < rule.probability:
                 return rule
         return None
+
+    def passage_s(self, reader: Process, source: Process, nbytes: int) -> float:
+        """How long so many bytes take from one process to another, in the order in which they were asked for."""
+        up, down = self.links.get(source.seat.replica), self.links.get(reader.seat.replica)
+        if nbytes <= SMALL_BYTES or (up is None and down is None):
+            slowest = min([self.bytes_per_s, *(link.bytes_per_s for link in (up, down) if link is not None)])
+            return LATENCY_S + nbytes / slowest
+        now_s = asyncio.get_running_loop().time()
+        there_s = now_s
+        if up is not None:
+            there_s = up.up_free_s = max(now_s, up.up_free_s) + nbytes / up.bytes_per_s
+        if down is not None:
+            down.down_free_s = max(now_s, down.down_free_s) + nbytes / down.bytes_per_s
+            there_s = max(there_s, down.down_free_s)
+        return LATENCY_S + there_s - now_s
 
 
 class SimEngine:
@@ -141,8 +174,10 @@ class SimEngine:
         source = self._plane.at(peer).process
         reading = Reading(self.process, source, ranges.total_bytes, self.process.session.lapses)
         number = self._plane.begin(reading)
+        if ranges.total_bytes > SMALL_BYTES:
+            self._plane.asked[self.process] = self._plane.asked.get(self.process, 0) + ranges.total_bytes
         try:
-            meddling = await self._read(peer, ranges, timeout_s)
+            meddling = await self._read(source, peer, ranges, timeout_s)
             if chunks is not None and meddling is not Meddling.NO_DIGESTS:
                 digest_landed(ranges, chunks)
         finally:
@@ -154,11 +189,11 @@ class SimEngine:
             if source.is_filling:
                 self._plane.marks.hit(Mark.PARTIAL_SERVED)
 
-    async def _read(self, peer: bytes, ranges: Ranges, timeout_s: float) -> Meddling | None:
+    async def _read(self, source: Process, peer: bytes, ranges: Ranges, timeout_s: float) -> Meddling | None:
         plane = self._plane
-        rule = plane.draw(self.process)
+        rule = plane.draw(self.process, source, ranges.total_bytes)
         meddling = None if rule is None else rule.meddling
-        spent_s = LATENCY_S + ranges.total_bytes / plane.bytes_per_s
+        spent_s = plane.passage_s(self.process, source, ranges.total_bytes)
         match meddling:
             case Meddling.FAIL:
                 await asyncio.sleep(LATENCY_S)
@@ -193,7 +228,11 @@ class SimEngine:
     async def _land(self, peer: bytes, ranges: Ranges, spent_s: float, timeout_s: float) -> None:
         """The real read, spread over its time in pieces of any size."""
         total = ranges.total_bytes
-        piece_bytes = total if total <= SMALL_BYTES else self._plane.rng.randint(total // 4 + 1, total)
+        if total <= SMALL_BYTES:
+            await asyncio.sleep(spent_s)
+            await self._inner.read(peer, ranges, timeout_s)
+            return
+        piece_bytes = self._plane.rng.randint(total // 4 + 1, total)
         for piece in slices(ranges, piece_bytes):
             await asyncio.sleep(spent_s * piece.total_bytes / total)
             await self._inner.read(peer, piece, timeout_s)

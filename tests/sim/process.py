@@ -92,6 +92,7 @@ class Process:
             place.spot,
             place.location,
             lambda: self.rng.randbytes(ID_BYTES),
+            world.stall_s,
         )
 
     # ------------------------------------------------------------ what a user sees

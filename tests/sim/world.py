@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorhub.errors import TensorHubError
 from tensorhub.messages import Beat, Hello, Notice, Ok, Progress, Reply, Request
+from tensorhub.pipeline.follow import STALL_S
 from tensorhub.server.host import Host
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import SECOND_NS, Settings
@@ -36,26 +37,32 @@ RESTART_S = 1.0
 
 
 class CheckedMachine:
-    """The machine, whose invariants are checked after each step."""
+    """The machine, whose invariants are checked after each step, or after each so many: a check looks at everything."""
 
-    def __init__(self, inner: Machine) -> None:
+    def __init__(self, inner: Machine, every: int) -> None:
         self.inner = inner
+        self._every, self._steps = every, 0
 
     def receive(self, now_ns: int, sender: SessionId, call: int, request: Request) -> list[Outgoing]:
         out = self.inner.receive(now_ns, sender, call, request)
         if not isinstance(request, Beat):
-            self.inner.check()
+            self._check()
         return out
 
     def disconnected(self, now_ns: int, sender: SessionId) -> list[Outgoing]:
         out = self.inner.disconnected(now_ns, sender)
-        self.inner.check()
+        self._check()
         return out
 
     def tick(self, now_ns: int) -> list[Outgoing]:
         out = self.inner.tick(now_ns)
-        self.inner.check()
+        self._check()
         return out
+
+    def _check(self) -> None:
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self.inner.check()
 
     def next_deadline_ns(self) -> int | None:
         return self.inner.next_deadline_ns()
@@ -77,8 +84,10 @@ class Outcome:
 class World:
     """Everything of one run."""
 
-    def __init__(self, seed: int, *, echo: bool) -> None:
+    def __init__(self, seed: int, *, echo: bool, check_every: int = 1, stall_s: float = STALL_S) -> None:
         self.seed = seed
+        #: Of every process: without progress for so long, a reader gives its source up.
+        self.stall_s = stall_s
         self.rng = random.Random(f"{seed} world")
         self.trace = Trace(echo=echo)
         self.marks = Marks()
@@ -88,7 +97,7 @@ class World:
         self.machine = Machine(Epoch(self.rng.randbytes(16)), SETTINGS)
         loop = asyncio.get_running_loop()
         self._began_s = loop.time()
-        self.host = Host(CheckedMachine(self.machine), lambda: round(loop.time() * 1e9))
+        self.host = Host(CheckedMachine(self.machine, check_every), lambda: round(loop.time() * 1e9))
         self.server_task = asyncio.create_task(self.host.run())
         self.network = Network(lambda: self.host, random.Random(f"{seed} network"), self._tap)
         self.checkers = Checkers(self)

@@ -1,4 +1,4 @@
-"""Holders of one shard without a server: real registration, progress block and filling, over whatever engine a test has.
+"""Holders of one shard without a server: real registration, progress block and filling, over any engine.
 
 A holder publishes what its tensors hold, or fills them from another holder; who reads from whom, the test says.
 """
@@ -92,6 +92,10 @@ class Holder:
         self.raised.append(watermark)
         self.holding.raise_to(watermark)
 
+    def shown(self, watermark: int) -> None:
+        self.raised.append(watermark)
+        self.holding.shown(watermark)
+
     async def fill(self, source: Source, *, batch_bytes: int = 1, install: bool = True) -> None:
         """Fill what is missing from a source, in batches of at least so many bytes; `SourceFailed` as in a pull."""
         filling = Filling(
@@ -100,9 +104,11 @@ class Holder:
             self.holding.digests,
             self.counter,
             self.raise_to,
+            self.shown,
             lambda: None,
             verified=True,
             batch_bytes_min=batch_bytes,
+            own_block=self.holding.block,
         )
         stream_bytes = self.manifest.stream_bytes
         source_map = await fetch_map(source.engine, source.peer, source.exposure, stream_bytes)
