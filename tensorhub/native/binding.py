@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, EngineUnavailable
 
 #: Must equal `ABI` in tensorhub.c.
-ABI = 7
+ABI = 8
 #: Lengths around every branch of XXH3-64: 0, 1-3, 4-8, 9-16, 17-128, 129-240, then stripes and blocks.
 _SELF_TEST_LENGTHS = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4096, 8191)
 

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* Raised with every change of a signature in this library; `binding.py` refuses a stale build. */
-#define ABI 7
+#define ABI 8
 /* What is kept of a reply that was not expected: enough for a refusal with its reason. */
 #define REPLY_BYTES_MAX 4096
 
