@@ -10,11 +10,27 @@ from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
 from tensorhub.messages import Granted, Held, Locator, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
-from tensorhub.server.placement import Choice, Reader, choose, rack
+from tensorhub.server.placement import Choice, Place, Reader, centre_of, choose, rack
 from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
-from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Slot, Transaction
+from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, ModelTable, Part, Phase, Slot, Transaction
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
+
+
+def in_order(model: ModelTable) -> list[Transaction]:
+    """Undecided transactions as they shall choose their sources when a version comes for all of them.
+
+    As in the lines of those who wait: first the data centres that have the newest version, rack by rack; slow ones
+    last of all.
+    """
+    centres = model.current[model.readable[-1]].centres if model.readable else {}
+
+    def order(transaction: Transaction) -> tuple[bool, bool, Place]:
+        members = transaction.replica.members.values()
+        place = rack(next(iter(members)).location)
+        return any(member.slow for member in members), centre_of(place) not in centres, place
+
+    return sorted(model.undecided.values(), key=order)
 
 
 def admit(turn: Turn, part: Part) -> TensorHubError | None:

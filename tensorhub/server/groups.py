@@ -166,11 +166,6 @@ def try_decide(turn: Turn, transaction: Transaction) -> None:
     _decide(turn, transaction, record)
 
 
-def is_slow(transaction: Transaction) -> bool:
-    """Whether a shard of it is known to be slow: it chooses its sources after the others."""
-    return any(member.slow for member in transaction.replica.members.values())
-
-
 def _decide(turn: Turn, transaction: Transaction, record: VersionRecord) -> None:
     """Fix the version; in the same step hide what its members will overwrite, and keep sources for those yet to ask.
 

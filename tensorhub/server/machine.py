@@ -11,7 +11,7 @@ from typing import TypeVar, assert_never
 
 from tensorhub import messages as m
 from tensorhub.errors import TensorHubError
-from tensorhub.server import groups, offers, publishing, reading, roots, sessions, stragglers, watching
+from tensorhub.server import grants, groups, offers, publishing, reading, roots, sessions, stragglers, watching
 from tensorhub.server.invariants import check
 from tensorhub.server.settings import DEFAULTS, Settings
 from tensorhub.server.state import State
@@ -127,7 +127,7 @@ def _settle(turn: Turn) -> list[Outgoing]:
             reading.wake(turn, slot)
         else:
             model = _first(turn.models)
-            for transaction in sorted(model.undecided.values(), key=groups.is_slow):
+            for transaction in grants.in_order(model):
                 if model.undecided.get(transaction.replica.id) is transaction:
                     groups.try_decide(turn, transaction)
             for waiting in list(model.waits.values()):

@@ -344,6 +344,10 @@ class Part:
     suspects: dict[Generation, None] = field(default_factory=dict)
     #: Why it waits for a source: for people.
     lack: str = ""
+    #: The line of its slot that it waits in, or None.
+    line: Line | None = None
+    #: Rather waits for an idle source than share one; while it waits with a filling it has a deadline.
+    patient: bool = True
 
     @property
     def generation(self) -> Generation:
@@ -354,11 +358,6 @@ class Part:
     def serves(self) -> bool:
         """False for a subset."""
         return self.request.serves
-
-    #: The line of its slot that it waits in, or None.
-    line: Line | None = None
-    #: Rather waits for an idle source than share one; while it waits with a filling it has a deadline.
-    patient: bool = True
 
 
 @dataclass(slots=True, eq=False)

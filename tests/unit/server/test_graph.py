@@ -18,8 +18,8 @@ import pytest
 import tensorhub.server
 from tensorhub import messages as m
 from tensorhub.errors import BadRequest
-from tensorhub.server.settings import DEFAULTS, DEPTH_MAX, Settings
-from tests.unit.server.kit import Cluster, Process
+from tensorhub.server.settings import DEFAULTS, DEPTH_MAX, SECOND_NS, Settings
+from tests.unit.server.kit import LATEST, Cluster, Process, content
 
 FOLDER = str(next(iter(tensorhub.server.__path__)))
 
@@ -161,6 +161,29 @@ def test_a_chain_runs_through_one_rack_after_the_other() -> None:
     assert (crowd.depth, crowd.fan_out) == (12, 1)
     entering = [name for name, source in crowd.sources.items() if crowd.rack_of(name) != crowd.rack_of(source)]
     assert sorted(crowd.rack_of(name) for name in entering) == ["dc/r2", "dc/r3"]
+
+
+def test_a_chain_runs_through_racks_when_all_wait_for_the_version() -> None:
+    """The same when they asked before it was published, and say beforehand how they will be shown: the whole chain is
+    made in the step that publishes."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer", location="dc/r1/h0")
+    readers = [cluster.process(f"roll-{number}", location=f"dc/r{number % 3}/h{number}") for number in range(12)]
+    for reader in readers:
+        reader.generation = reader.fresh()
+        cluster.send(
+            reader.session,
+            m.Replicate(
+                reader.seat, "a", reader.group, 0, LATEST, SECOND_NS, reader.generation, manifest=content(1).manifest
+            ),
+        )
+    trainer.publish(1)
+    chain = [cluster.machine.state.generations[trainer.published]]
+    while chain[-1].readers:
+        (following,) = chain[-1].readers.values()
+        chain.append(following)
+    racks = ["/".join(holding.member.location.parts[:2]) for holding in chain[1:]]
+    assert racks == [f"dc/r{rack}" for rack in range(3) for _ in range(4)]
 
 
 def test_one_seed_crosses_to_another_data_centre() -> None:
