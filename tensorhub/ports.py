@@ -85,8 +85,8 @@ class Follower(Protocol):
         """Return when every chunk of the course is verified, counted in `told` and shown.
 
         Raises as `Engine.read` does; `SourceFailed` also for a chunk that is not what its digest says and for another
-        generation; `SourceSilent` after `stall_s` without a byte. After it returns or raises, nothing touches local memory any more; what
-        is marked as done stays so.
+        generation; `SourceSilent` after `stall_s` without a byte. After it returns or raises, nothing touches local
+        memory any more; what is marked as done stays so.
         """
         ...
 
