@@ -7,7 +7,7 @@ is slow or dies, `bench/fanout_ablation.py` which part of the system gives what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -18,9 +18,8 @@ from bench.fanout_fleet import SERVER, SHARD_BYTES, Fleet, Group, Round, fleet, 
 from bench.measure import figure, interleave, ratio, sample
 from bench.remote import Missing
 from bench.report import Report
-from tensorhub.pipeline import follow
 from tensorhub.pipeline.manifest import chunk_size
-from tensorhub.server.settings import READERS_PER_SOURCE_MAX
+from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX
 
 MBIT = 200.0
 IDEAL_SECONDS = SHARD_BYTES * 8 / (MBIT * 1e6)
@@ -28,7 +27,11 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 #: What peers are held against, and what trouble is made among.
 READERS = 16
 TRAINERS = 4
-GROUPS, SHARDS = 4, 4
+GROUPS, SHARDS = (1, 2, 4), 4
+#: What one thread digests of data that another core has just received; the fastest is in docs/digest.md.
+DIGEST_BYTES_PER_S = 5e9
+#: How many times as long as ours they take, at least; of the others nothing is demanded.
+PEERS_AT_LEAST = {"single_source": 10.0, "gloo_broadcast": 1.5, "all_trainers": 1.5, "store_forward": 1.5}
 #: Rounds of what takes seconds; what takes half a minute runs once.
 REPEATS = 3
 
@@ -41,27 +44,36 @@ def curve(report: Report) -> None:
         fleet(cluster, Group("trainer", (*trainer,)), single(readers)) as ours,
     ):
         done: dict[int, list[Round]] = {n: [] for n in COUNTS}
-        measured = interleave({str(n): partial(_one, ours, n, done[n]) for n in COUNTS}, REPEATS, report.tell)
-    seconds = {n: measured[str(n)] for n in COUNTS}
-    for n in COUNTS:
+        interleave({str(n): partial(_one, ours, n, done[n]) for n in COUNTS}, REPEATS, report.tell)
+    curve_figures(report, done)
+    for name in ("graph.svg", "graph.png"):
+        draw(report, name, partial(fanout_plot.graph, found=done[READERS][-1].graph))
+
+
+def curve_figures(report: Report, done: Mapping[int, Sequence[Round]]) -> None:
+    """What rounds of each N say, and what the model said."""
+    seconds = {n: [one.slowest for one in rounds] for n, rounds in done.items()}
+    for n, rounds in done.items():
         report.add(f"fanout_t{n}", "s", sample(seconds[n]))
         report.add(
-            f"fanout_t{n}_reader_cpu", "CPU s", sample([one.cpu for each in done[n] for one in each.said.values()])
+            f"fanout_t{n}_reader_cpu", "CPU s", sample([one.cpu for each in rounds for one in each.said.values()])
         )
+        report.add(f"fanout_t{n}_depth", "hops", sample([each.graph.summary.depth for each in rounds]))
     report.ratios += [
         ratio("fanout_t16_over_t1", seconds[16], seconds[1], at_most=1.1),
         ratio("fanout_t32_over_t1", seconds[32], seconds[1], at_most=1.25),
         figure("fanout_ideal_over_t16", sample([IDEAL_SECONDS / one for one in seconds[16]]), at_least=0.88),
     ]
-    predicted = predictions(done[1])
+    predicted = predictions(done[1], done)
     for n, expected in predicted.items():
         report.add(f"fanout_t{n}_predicted", "s", sample([expected]))
     errors = {n: model.error(expected, median(seconds[n])) for n, expected in predicted.items() if n > 1}
     report.ratios.append(figure("fanout_model_error", sample([max(errors.values())]), at_most=0.15))
+    samples = {n: report.results[f"fanout_t{n}"] for n in seconds}
     draw(
         report,
-        "curve",
-        lambda path: fanout_plot.curve(path, seconds, predicted, IDEAL_SECONDS, _peers_of(report), READERS),
+        "curve.png",
+        lambda path: fanout_plot.curve(path, samples, predicted, IDEAL_SECONDS, _peers_of(report), READERS),
     )
 
 
@@ -75,41 +87,43 @@ def peers(report: Report) -> None:
             ideal = partial(fanout_peers.chunk_chain, cluster, roots[0], names)
             runs = {"tensorhub_16": partial(_one, ours, READERS, []), "chunk_chain_16": ideal}
             measured = interleave(runs, REPEATS, report.tell)
-        for name, found in measured.items():
-            report.add(f"fanout_{name}", "s", sample(found))
-        report.ratios.append(
-            ratio("fanout_chunk_chain_over_tensorhub_16", measured["chunk_chain_16"], measured["tensorhub_16"])
-        )
-        slow: Mapping[str, tuple[float | None, Callable[[], float]]] = {
-            "single_source": (10.0, partial(fanout_peers.mooncake_reads, cluster, roots[:1], names)),
-            "gloo_broadcast": (1.5, lambda: fanout_peers.gloo_broadcast(cluster, roots[0], names).total),
-            "all_trainers": (1.5, partial(fanout_peers.mooncake_reads, cluster, roots, names)),
-            "store_forward": (1.5, partial(fanout_peers.shard_chain, cluster, roots[0], names)),
-            "bucket_chain": (None, partial(fanout_peers.bucket_chain, cluster, roots[0], names)),
+        slow: Mapping[str, Callable[[], float]] = {
+            "single_source": partial(fanout_peers.mooncake_reads, cluster, roots[:1], names),
+            "gloo_broadcast": lambda: fanout_peers.gloo_broadcast(cluster, roots[0], names).total,
+            "all_trainers": partial(fanout_peers.mooncake_reads, cluster, roots, names),
+            "store_forward": partial(fanout_peers.shard_chain, cluster, roots[0], names),
+            "bucket_chain": partial(fanout_peers.bucket_chain, cluster, roots[0], names),
         }
-        for name, (at_least, run) in slow.items():
-            report.tell(name)
-            try:
-                seconds = run()
-            except Missing as error:
-                report.skipped[f"fanout_{name}_over_tensorhub_16"] = str(error)
-                continue
+        peer_figures(report, measured, {name: _unless_missing(report, name, run) for name, run in slow.items()})
+
+
+def peer_figures(report: Report, in_turns: Mapping[str, Sequence[float]], slow: Mapping[str, float | None]) -> None:
+    """Seconds of all, each over ours; what ran once over each of ours."""
+    for name, found in in_turns.items():
+        report.add(f"fanout_{name}", "s", sample(found))
+    report.ratios.append(
+        ratio("fanout_chunk_chain_over_tensorhub_16", in_turns["chunk_chain_16"], in_turns["tensorhub_16"])
+    )
+    for name, seconds in slow.items():
+        if seconds is not None:
             report.add(f"fanout_{name}_16", "s", sample([seconds]))
-            over = [seconds / one for one in measured["tensorhub_16"]]
-            report.ratios.append(figure(f"fanout_{name}_over_tensorhub_16", sample(over), at_least=at_least))
+            over = sample([seconds / one for one in in_turns["tensorhub_16"]])
+            report.ratios.append(figure(f"fanout_{name}_over_tensorhub_16", over, at_least=PEERS_AT_LEAST.get(name)))
 
 
 def groups(report: Report) -> None:
-    """4 replicas of 4 shards, every shard on a host of its own, over one such replica."""
-    trainers, readers = hosts_of(SHARDS, MBIT, "trainer"), hosts_of(GROUPS * SHARDS, MBIT)
+    """1, 2 and 4 replicas of 4 shards, every shard on a host of its own, over one such replica."""
+    trainers, readers = hosts_of(SHARDS, MBIT, "trainer"), hosts_of(max(GROUPS) * SHARDS, MBIT)
     with opened(report, [*trainers, *readers]) as cluster:
         trainer = Group("trainer", tuple(trainers))
         with fleet(cluster, trainer, grouped(readers, SHARDS)) as ours:
-            runs = {str(n): partial(_one, ours, n, []) for n in (1, GROUPS)}
+            runs = {str(n): partial(_one, ours, n, []) for n in GROUPS}
             measured = interleave(runs, REPEATS, report.tell)
     for n, found in measured.items():
         report.add(f"fanout_groups_t{n}", "s", sample(found))
-    report.ratios.append(ratio(f"fanout_groups_t{GROUPS}_over_t1", measured[str(GROUPS)], measured["1"]))
+    report.ratios += [
+        ratio(f"fanout_groups_t{n}_over_t1", found, measured["1"]) for n, found in measured.items() if n != "1"
+    ]
 
 
 @contextmanager
@@ -132,27 +146,35 @@ def among(report: Report, trainer: Sequence[Host], readers: Sequence[Host]) -> I
         yield cluster, ours
 
 
-def predictions(alone: Sequence[Round]) -> dict[int, float]:
+def predictions(alone: Sequence[Round], counts: Iterable[int]) -> dict[int, float]:
     """T(N) by the model, from rounds of one reader."""
-    said = [next(iter(one.said.values())) for one in alone]
-    looks = median(one.phases["verify"] for one in said)
-    fitted = model.Fitted.of(
-        SHARD_BYTES, [one.slowest for one in alone], [one.phases["transfer"] for one in said], looks
-    )
-    constants = model.Constants(
-        chunk_size(SHARD_BYTES), follow.BATCH_SECONDS, follow.POLL_BUSY_S, READERS_PER_SOURCE_MAX
-    )
-    return {n: model.predict(constants, fitted, SHARD_BYTES, n) for n in COUNTS}
+    pulls = []
+    for one in alone:
+        phases = next(iter(one.said.values())).phases
+        set_up = phases["plan"] + phases["register"]
+        pulls.append(model.Alone(one.slowest, phases["transfer"], set_up, phases["verify"]))
+    fitted = model.Fitted.of(SHARD_BYTES, pulls)
+    constants = model.Constants(chunk_size(SHARD_BYTES), DIGEST_BYTES_PER_S, DEPTH_MAX, READERS_PER_SOURCE_MAX)
+    return {n: model.predict(constants, fitted, SHARD_BYTES, n) for n in counts}
 
 
 def draw(report: Report, name: str, drawing: Callable[..., None]) -> None:
-    """Have it drawn beside the report, where that can be."""
+    """Have a picture drawn into a file of this name beside the report, where that can be."""
     try:
-        fanout_plot.check_able()
+        fanout_plot.check_able(name)
     except Missing as error:
-        report.skipped[f"plot of {name}"] = str(error)
+        report.skipped[f"picture {name}"] = str(error)
     else:
         report.drawings[name] = drawing
+
+
+def _unless_missing(report: Report, name: str, run: Callable[[], float]) -> float | None:
+    report.tell(name)
+    try:
+        return run()
+    except Missing as error:
+        report.skipped[f"fanout_{name}_over_tensorhub_16"] = str(error)
+        return None
 
 
 def _one(ours: Fleet, replicas: int, done: list[Round]) -> float:

@@ -1,7 +1,7 @@
 """Question: which part of the system gives how much of a fan-out to 16? One mode per part that is taken away.
 
 Every mode says where the time of its slowest reader went. `wait` is all that no other phase claims: for the version,
-the decision and the commit; with a barrier, for everybody to be there.
+the decision and the commit; with a barrier, for everybody to be there. One round per mode, after one that warms it up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bench.fanout_fleet import Group, Round, fleet, hosts_of, single
 from bench.measure import sample
 from bench.remote import Missing
 from bench.report import Report
+from tensorhub.client.results import PHASES
 
 TRAINER = "trainer-0"
 Phases = Mapping[str, float]
@@ -44,7 +45,10 @@ def ablation(report: Report) -> None:
             for phase, seconds in phases[mode].items():
                 report.add(f"fanout_ablation_{mode}_{phase}", "s", sample([seconds]))
             report.add(f"fanout_ablation_{mode}", "s", sample([sum(phases[mode].values())]))
-    draw(report, "ablation", lambda path: fanout_plot.ablation(path, phases))
+    rows = table(phases)
+    report.tables["ablation, seconds of the slowest reader"] = rows
+    bars = {mode.replace("_", " "): {phase: row[phase] for phase in PHASES} for mode, row in rows.items()}
+    draw(report, "ablation.png", lambda path: fanout_plot.ablation(path, bars))
 
 
 def _broadcast(cluster: Cluster, readers: list[str]) -> Phases:
@@ -62,6 +66,14 @@ def _ours(
     """With these settings of the server."""
     with fleet(cluster, trainer, readers, settings) as ours:
         return slowest_phases(ours.round(len(readers), readers_serve=readers_serve))
+
+
+def table(phases: Mapping[str, Phases]) -> dict[str, dict[str, float]]:
+    """A row per mode: the whole, then every phase of a replicate in its order; 0 where a mode has no such phase."""
+    return {
+        mode: {"all": sum(each.values()), **{phase: each.get(phase, 0.0) for phase in PHASES}}
+        for mode, each in phases.items()
+    }
 
 
 def slowest_phases(found: Round) -> Phases:

@@ -1,15 +1,16 @@
 """Our side of every fan-out: a trainer, readers and a server on an emulated cluster, and rounds that are checked.
 
 A round publishes one version while readers wait for it. Its clock runs from the call of publish to the last return of
-replicate; a round counts only if every byte is right at every reader.
+replicate; a round counts only if every byte is right at every reader, and nobody is missing who was not disturbed on
+purpose.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from bench import fanout_hubs
 from bench.cluster import Cluster, Host
@@ -17,6 +18,7 @@ from bench.cluster.server import serving
 from bench.fanout_hubs import Said, Seat
 from bench.pulls import new_job
 from bench.remote import SETTLE_SECONDS, Remote, RemoteFailed
+from tensorhub.cli import graph as graphs
 
 ENGINE = "tcp"
 SERVER = "server"
@@ -35,16 +37,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """{reader's host: seconds from the call of publish}, and what each said."""
+    """{reader's host: seconds from the call of publish}, what each said, who pulled from whom when all were done."""
 
     seconds: Mapping[str, float]
     said: Mapping[str, Said]
-    #: Readers that were killed on purpose, or failed.
-    lost: Mapping[str, str] = field(default_factory=dict)
+    graph: graphs.Graph
+    #: Readers that were killed or stopped on purpose: what they said, if anything, is nobody's figure.
+    disturbed: tuple[str, ...] = ()
 
     @property
     def slowest(self) -> float:
-        return max(self.seconds.values())
+        """Of those that were not disturbed."""
+        return self.slowest_without(self.disturbed)
 
     def slowest_without(self, hosts: Sequence[str]) -> float:
         return max(seconds for host, seconds in self.seconds.items() if host not in hosts)
@@ -71,9 +75,13 @@ class Fleet:
             team[name].result()
 
     def round(
-        self, groups: int, during: Callable[[float], None] = lambda _: None, *, readers_serve: bool = True
+        self, groups: int, during: Callable[[float], Sequence[str]] = lambda _: (), *, readers_serve: bool = True
     ) -> Round:
-        """One version into the first `groups` of the readers; `during(began)` runs meanwhile."""
+        """One version into the first `groups` of the readers; `during(began)` runs meanwhile.
+
+        It returns the hosts it killed or stopped: these are waited for last, the stopped ones resumed by then, and
+        may fail. `RemoteFailed` if another reader does.
+        """
         self.version += 1
         readers = [host.name for group in self.readers[:groups] for host in group.hosts]
         trainers = [host.name for host in self.trainer.hosts]
@@ -82,21 +90,21 @@ class Fleet:
             self.team[name].start(fanout_hubs.replicate, self.version, readers_serve)
         time.sleep(ASKED_SECONDS)
         began = min(self._all(trainers, fanout_hubs.publish, self.version))
-        during(began)
-        said, lost = {}, {}
-        for name in readers:
-            try:
+        disturbed = tuple(during(began))
+        said = {name: self.team[name].result() for name in readers if name not in disturbed}
+        graph = self.graph()
+        for name in disturbed:
+            self.team[name].resume()
+            with suppress(RemoteFailed):
                 said[name] = self.team[name].result()
-            except RemoteFailed as error:
-                lost[name] = str(error)
         self._check(said)
         self._all(trainers, fanout_hubs.unpublish)
-        return Round({name: one.returned - began for name, one in said.items()}, said, lost)
+        return Round({name: one.returned - began for name, one in said.items()}, said, graph, disturbed)
 
-    def graph(self) -> list[fanout_hubs.Held]:
-        """Who fills from whom, as the server says."""
-        held: list[fanout_hubs.Held] = self.team[self.trainer.hosts[0].name].call(fanout_hubs.graph)
-        return held
+    def graph(self) -> graphs.Graph:
+        """Who pulls this round's version from whom, as the server says now."""
+        view = self.team[self.trainer.hosts[0].name].call(fanout_hubs.view)
+        return graphs.only_one(graphs.from_status(view, version=str(self.version)))
 
     def _check(self, said: Mapping[str, Said]) -> None:
         fills = {self.team[host.name].call(fanout_hubs.first_byte) for host in self.trainer.hosts}
@@ -113,15 +121,19 @@ class Fleet:
 
 @contextmanager
 def fleet(
-    cluster: Cluster, trainer: Group, readers: Sequence[Group], settings: Mapping[str, object] | None = None
+    cluster: Cluster,
+    trainer: Group,
+    readers: Sequence[Group],
+    settings: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """A server on its host, processes on theirs, seats taken; warm: everybody has pulled once.
 
-    `settings` are the server's.
+    `settings` are the server's, `environment` is the processes'.
     """
     hosts = [host.name for group in (trainer, *readers) for host in group.hosts]
     place = cluster.namespace(SERVER), cluster.numbers(SERVER).ipv4
-    with serving(*place, settings) as server, cluster.team(hosts) as team:
+    with serving(*place, settings) as server, cluster.team(hosts, environment) as team:
         opened = Fleet(team, trainer, readers, server)
         opened.round(len(readers))
         yield opened

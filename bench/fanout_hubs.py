@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 import tensorhub
-from bench.cluster.server import introduce
 from bench.remote import Missing, State
 from tensorhub.errors import BadRequest, EngineUnavailable, ServerUnavailable
+from tensorhub.views import StatusView
 
 #: Of one replicate: the slowest that is asked for is 17 shards over one link.
 REPLICATE_SECONDS = 100.0
@@ -38,26 +38,18 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One replicate: when it was called and returned, its phases, from whom how much, CPU seconds meanwhile."""
+    """One replicate: when it was called and returned, its phases, from whom how much, CPU seconds meanwhile.
+
+    `nbytes` were verified, `bytes_read` landed; 0 where that is not counted.
+    """
 
     called: float
     returned: float
     phases: dict[str, float]
     sources: tuple[tuple[str, int, str], ...]
     nbytes: int
+    bytes_read: int
     cpu: float
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the server says of one holding that is being filled or was."""
-
-    replica: str
-    shard: int
-    state: str
-    upstream: str
-    readers: tuple[str, ...]
-    done: float
 
 
 def open_seat(state: State, seat: Seat, nbytes: int, fill: int) -> None:
@@ -65,7 +57,6 @@ def open_seat(state: State, seat: Seat, nbytes: int, fill: int) -> None:
     each = nbytes // TENSORS
     sizes = [each] * (TENSORS - 1) + [nbytes - each * (TENSORS - 1)]
     state["tensors"] = {f"layer.{at}": torch.full((size,), fill, dtype=torch.uint8) for at, size in enumerate(sizes)}
-    introduce()
     try:
         hub = tensorhub.open(
             MODEL,
@@ -111,7 +102,8 @@ def replicate(state: State, version: int, serves: bool) -> Said:
     uses = tuple((use.replica, use.nbytes, use.reason) for use in got.sources)
     if not got.verified:
         raise RuntimeError(f"version {version} is no result: it was not verified")
-    return Said(called, returned, dict(got.phases), uses, got.nbytes, time.process_time() - before)
+    cpu = time.process_time() - before
+    return Said(called, returned, dict(got.phases), uses, got.nbytes, got.bytes_read, cpu)
 
 
 def holds(state: State, like: int) -> bool:
@@ -124,17 +116,7 @@ def first_byte(state: State) -> int:
     return int(next(iter(state["tensors"].values()))[0])
 
 
-def graph(state: State) -> list[Held]:
-    """Who holds what of the model now, and from whom."""
-    status = state["hubs"][MODEL].status()
-    return [
-        Held(
-            str(holding.seat.replica),
-            holding.seat.shard,
-            holding.state,
-            str(holding.upstream),
-            tuple(map(str, holding.readers)),
-            holding.watermark / holding.chunks if holding.chunks else 1.0,
-        )
-        for holding in status.holdings
-    ]
+def view(state: State) -> StatusView:
+    """What the server knows of the model now."""
+    found: StatusView = state["hubs"][MODEL].status()
+    return found

@@ -1,7 +1,8 @@
 """What others do with the same bytes on the same emulated links: one distribution of a shard to many hosts each.
 
-None of them verifies. Connecting, registering and meeting are outside their clocks, in their favour; the bytes must be
-at every reader afterwards, or there is no result. Each opens processes of its own and ends them.
+None of them verifies. Connecting, registering, meeting and a first contact that moves a little are outside their
+clocks, in their favour; afterwards every byte must be at every reader, or there is no result. Each opens processes of
+its own and ends them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bench.cluster.network import INTERFACE
 from bench.cluster.relay import RECEIVE_BYTES, Relays, chain
 from bench.fanout_fleet import SHARD_BYTES
 from bench.peers import gloo, mooncake
-from bench.peers.pair import allocate, change, first_bytes, load
+from bench.peers.pair import allocate, change, fills, load
 from bench.remote import SETTLE_SECONDS, Remote, State
 
 #: Several arrays, as a model has several tensors.
@@ -73,6 +74,8 @@ def mooncake_reads(cluster: Cluster, sources: Sequence[str], readers: Sequence[s
         for at, name in enumerate(readers):
             team[name].call(mooncake.start, cluster.numbers(name).ipv4)
             team[name].call(mooncake.connect, *served[sources[at % len(sources)]])
+            team[name].call(mooncake.touch)
+        _change(team, sources)
         began = time.monotonic()
         for name in readers:
             team[name].start(mooncake.read, "slices")
@@ -91,6 +94,9 @@ def gloo_broadcast(cluster: Cluster, root: str, readers: Sequence[str]) -> Broad
         for rank, name in enumerate(names):
             team[name].start(gloo.join, rank, f"{folder}/gloo", len(names), INTERFACE)
         _results(team, names)
+        for name in names:
+            team[name].start(meet)
+        _results(team, names)
         for name in readers:
             team[name].start(barrier_and_broadcast)
         time.sleep(SETTLE_SECONDS)
@@ -98,6 +104,11 @@ def gloo_broadcast(cluster: Cluster, root: str, readers: Sequence[str]) -> Broad
         _, met, ended = max(_results(team, readers), key=lambda times: times[2])
         _check("gloo", team, root, readers)
     return Broadcast(met - began, ended - met)
+
+
+def meet(_: State) -> None:
+    """First contact."""
+    load("torch.distributed", gloo.INSTALL).barrier()
 
 
 def barrier_and_broadcast(state: State) -> tuple[float, float, float]:
@@ -115,14 +126,18 @@ def _fill(team: dict[str, Remote], sources: Sequence[str], readers: Sequence[str
     for name in sources:
         team[name].start(allocate, sizes, 1)
     _results(team, [*readers, *sources])
+    _change(team, sources)
+
+
+def _change(team: dict[str, Remote], sources: Sequence[str]) -> None:
     for name in sources:
         team[name].call(change)
 
 
 def _check(peer: str, team: dict[str, Remote], source: str, readers: Sequence[str]) -> None:
-    there = team[source].call(first_bytes)
-    wrong = [name for name in readers if team[name].call(first_bytes) != there]
-    if wrong:
+    there = team[source].call(fills)
+    wrong = [name for name in readers if team[name].call(fills) != there]
+    if wrong or None in there:
         raise RuntimeError(f"{peer} is no result: {', '.join(wrong)} do not hold what the source has")
 
 

@@ -44,10 +44,12 @@ QUESTIONS: Mapping[str, Mapping[str, Section]] = {
     "fanout": {
         "curve": Section("bench.fanout", "curve", "T(N) for 1 to 32 replicas, beside the model"),
         "peers": Section("bench.fanout", "peers", "16 replicas, over the ideal and what others do"),
-        "groups": Section("bench.fanout", "groups", "4 replicas of 4 shards"),
+        "groups": Section("bench.fanout", "groups", "1, 2 and 4 replicas of 4 shards"),
         "straggler": Section("bench.fanout_trouble", "straggler", "one of 16 hosts at a quarter of the rate"),
         "killed": Section("bench.fanout_trouble", "killed_source", "a relaying reader killed at half"),
+        "stopped": Section("bench.fanout_trouble", "stopped_source", "a relaying reader stopped at half"),
         "relay": Section("bench.fanout_relay", "relay_cpu", "CPU time of relaying, engine local, full speed"),
+        "chain": Section("bench.fanout_relay", "local_chain", "a chain of three, engine local, full speed"),
         "ablation": Section("bench.fanout_ablation", "ablation", "which part gives what, by phase"),
     },
     "server": {

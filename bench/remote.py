@@ -13,12 +13,15 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 #: No single call of a benchmark takes longer on a machine that is worth measuring on.
 CALL_SECONDS = 120.0
 END_SECONDS = 10.0
+#: Between two looks at whether a process has stopped.
+LOOK_SECONDS = 0.001
 PR_SET_PDEATHSIG = 1
 
 State = dict[str, Any]
@@ -87,7 +90,11 @@ class Remote:
         """Stop the process until `resume`: for peers that poll while they wait. Returns once it has stopped."""
         self.paused = True
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # no signal is surer, or sooner there
+        deadline = time.monotonic() + END_SECONDS
+        while not stands_still(self.pid):  # nobody's parent can wait for it where a fork server made it
+            if time.monotonic() > deadline:
+                raise RemoteFailed(f"{self.name}: does not stop within {END_SECONDS:g} s")
+            time.sleep(LOOK_SECONDS)
 
     def resume(self) -> None:
         if self.paused:
@@ -107,6 +114,15 @@ class Remote:
         if not ok:
             raise RemoteFailed(f"{self.name}: {value}")
         return value
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process is stopped by a signal, or has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "TZX"
 
 
 def preload(modules: list[str]) -> None:

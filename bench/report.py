@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
     #: {section that broke: how}; what it had measured before is in the results.
     failed: dict[str, str] = field(default_factory=dict)
-    #: {name: how to draw it into a file}, beside the document.
+    #: {"curve.png": how to draw it into a file}, beside the document.
     drawings: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    #: {title: {row: {column: figure}}}, for what is read in one look.
+    tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     #: Hears what runs next, for whoever waits.
     tell: Callable[[str], None] = lambda _: None
 
@@ -40,7 +42,7 @@ class Report:
         self.units[name] = unit
 
     def as_json(self) -> dict[str, Any]:
-        """`results` holds `skipped` and `failed` beside the figures, each only where there is something in it."""
+        """`results` holds `skipped` and `failed` beside the figures; they and `tables` are only there if not empty."""
         missing = {"skipped": self.skipped, "failed": self.failed}
         return {
             "question": self.question,
@@ -48,13 +50,13 @@ class Report:
             "results": {name: asdict(found) | {"unit": self.units[name]} for name, found in self.results.items()}
             | {name: reasons for name, reasons in missing.items() if reasons},
             "ratios": {found.name: asdict(found) for found in self.ratios},
-        }
+        } | ({"tables": self.tables} if self.tables else {})
 
     def write(self, path: Path) -> None:
-        """The document, and beside it a picture per drawing: `FILE-NAME.png`."""
+        """The document, and beside it a picture per drawing: `FILE-curve.png`."""
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
         for name, draw in self.drawings.items():
-            draw(path.with_name(f"{path.stem}-{name}.png"))
+            draw(path.with_name(f"{path.stem}-{name}"))
 
     def show(self, console: Console) -> None:
         measured = Table(title=f"{self.question}: measured", title_justify="left")
@@ -75,7 +77,16 @@ class Report:
             verdict = {True: "[green]holds[/]", False: "[red]falls short[/]", None: ""}[answer.holds]
             spread = f"{answer.low:.3f} to {answer.high:.3f}"
             ratios.add_row(answer.name, f"{answer.value:.3f}", spread, str(answer.count), answer.bound, verdict)
-        console.print(measured, ratios)
+        console.print(measured, ratios, *(_table(self.question, title, rows) for title, rows in self.tables.items()))
+
+
+def _table(question: str, title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """Columns in the order in which rows name them first; what a row does not name stays empty."""
+    columns = list(dict.fromkeys(column for figures in rows.values() for column in figures))
+    shown = Table("", *columns, title=f"{question}: {title}", title_justify="left")
+    for row, figures in rows.items():
+        shown.add_row(row, *(f"{figures[column]:.3f}" if column in figures else "" for column in columns))
+    return shown
 
 
 def machine() -> dict[str, Any]:

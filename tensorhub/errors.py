@@ -181,6 +181,10 @@ class SourceFailed(Unavailable):
     """A source died, stalled or served wrong bytes and no other is left."""
 
 
+class SourceSilent(SourceFailed):
+    """Nothing came from a source for too long. It may be waiting for its own source, or stand still."""
+
+
 class GroupAborted(Unavailable):
     """Another shard of this replica failed."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tensorhub.errors import Where
 from tensorhub.references import Claim, Content, Locator, Reference
 from tensorhub.types import (
+    UNVERIFIED,
     Digest,
     Epoch,
     Generation,
@@ -26,7 +27,7 @@ from tensorhub.types import (
 from tensorhub.views import Event, HoldingView, Listing, SessionView, StatusView, VersionView, WaitView
 
 #: Raised with every change that an older peer cannot read; a server refuses another number by name.
-PROTOCOL = 2
+PROTOCOL = 3
 
 # ---------------------------------------------------------------- requests
 
@@ -115,11 +116,19 @@ class Replicate:
     generation: Generation
     #: False when only a subset of the tensors will be written: such a filling never serves.
     serves: bool = True
+    #: How the filling will be shown if the version turns out to have this manifest: others may then be sent to it with
+    #: the grant, before it has begun. Empty: it will say so with `Serve`.
+    manifest: Digest = UNVERIFIED
+    locators: tuple[Locator, ...] = ()
+    exposure: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The reader has planned its filling; from now on others may read its verified prefix."""
+    """The reader has planned its filling; from now on others may read its verified prefix.
+
+    Not needed where the grant was for the manifest that `Replicate` named.
+    """
 
     seat: Seat
     generation: Generation
@@ -297,6 +306,8 @@ class Granted:
     reason: str
     #: How long the grant waited for this seat's own old readers.
     drained_ns: int = 0
+    #: False while the source is not known to show the generation yet: it was itself granted a moment ago.
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

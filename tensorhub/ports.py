@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,46 @@ class Chunks:
 
     firsts: U64
     digests: U64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """Chunks of a stream to be read from a source that may not have them yet, as its watermark passes them.
+
+    Chunk i of the course is number `numbers[i]` of the `whole` chunks of the stream, and ranges `firsts[i]` to
+    `firsts[i + 1]`. Of verified ones the first of these is the source's digest, 8 bytes, which lands where the reader
+    keeps it. Both sides show their watermark in the header of a progress block (`pipeline/exposure.py`).
+    """
+
+    ranges: Ranges
+    firsts: U64
+    #: Ascending, shape (n,).
+    numbers: U64
+    whole: int
+    is_verified: bool
+    #: The header at the source, and the generation it must show.
+    source_block: int
+    generation: bytes
+    #: Our own header, in which the verified prefix is shown the moment it grows; 0 for none.
+    own_block: int
+    #: Written while it runs: 1 for each chunk that is verified, shape (n,), uint8.
+    done: NDArray[np.uint8]
+    #: Written while it runs: chunks of the verified prefix, bytes verified, bytes landed with the digests among them.
+    told: U64
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """An engine that can follow a source by itself: nothing of the interpreter is needed between two chunks."""
+
+    async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
+        """Return when every chunk of the course is verified, counted in `told` and shown.
+
+        Raises as `Engine.read` does; `SourceFailed` also for a chunk that is not what its digest says and for another
+        generation; `SourceSilent` after `stall_s` without a byte. After it returns or raises, nothing touches local
+        memory any more; what is marked as done stays so.
+        """
+        ...
 
 
 class Engine(Protocol):

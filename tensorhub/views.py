@@ -108,7 +108,7 @@ class Event:
     """Something that changed.
 
     kind: "published", "sealed", "readable", "hidden", "unpublished", "granted", "rerouted", "committed", "aborted",
-    "joined", "left", "expired", "conflict", "retired".
+    "slow", "joined", "left", "expired", "conflict", "retired".
     """
 
     kind: str

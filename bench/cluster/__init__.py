@@ -21,7 +21,7 @@ from bench.remote import Remote, preload
 __all__ = ["Cluster", "Host"]
 
 #: Imported once, before processes are forked: 33 of them share its memory.
-PRELOADED = ["bench.fanout_hubs", "tensorhub.client.hub"]
+PRELOADED = ["bench.fanout_hubs", "tensorhub.client.hub", "tensorhub.client.frame_link"]
 
 
 class Cluster:

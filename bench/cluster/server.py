@@ -1,7 +1,8 @@
-"""A reference server on one of the hosts, spoken to by frames over TCP: what a Ray actor's clients use, without Ray.
+"""A reference server on one of the hosts, over plain frames, as `tensorhub serve frames` runs it.
 
-`serving` starts it in a process of its own; run as a module, this file is that process. The server over gRPC would do,
-but its sessions each have a process that beats: with dozens of hosts on few cores those would be what is measured.
+`serving` starts it in a process of its own; run as a module, this file is that process: it takes any of the server's
+settings, and ends with whoever started it. The server over gRPC would do, but its sessions each have a process that
+beats: with dozens of hosts on few cores those would be what is measured.
 """
 
 from __future__ import annotations
@@ -19,16 +20,13 @@ from tempfile import TemporaryFile
 
 from bench.cluster.commands import NetworkFailed
 from bench.remote import Missing
-from tensorhub.addresses import Address
-from tensorhub.client import links
-from tensorhub.client.frame_link import FrameLink
+from tensorhub.client.frame_link import SCHEME
 from tensorhub.server.direct import address_of, listen, serve_direct
 from tensorhub.server.host import Host
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import Settings
 from tensorhub.types import ID_BYTES, Epoch
 
-SCHEME = "frames"
 START_SECONDS = 30.0
 END_SECONDS = 5.0
 
@@ -61,24 +59,13 @@ def serving(namespace: str, ipv4: str, settings: Mapping[str, object] | None = N
                 server.communicate(timeout=END_SECONDS)
 
 
-def link(address: str) -> FrameLink:
-    """The link to `frames://HOST:PORT`."""
-    return FrameLink(address, Address.parse(address.removeprefix(f"{SCHEME}://")))
-
-
-def introduce() -> None:
-    """Let `tensorhub.open` take such addresses in this process. Users reach frames by way of Ray, so no scheme is
-    theirs; a benchmark has the address already."""
-    links._REMOTE[SCHEME] = (__name__, link.__name__)
-
-
 def _address(server: subprocess.Popen[str]) -> str:
     """The first line it says."""
     assert server.stdout is not None  # it is a pipe
     with selectors.DefaultSelector() as ready:
         ready.register(server.stdout, selectors.EVENT_READ)
         line = server.stdout.readline().strip() if ready.select(START_SECONDS) else ""
-    if not line.startswith(f"{SCHEME}://"):
+    if not line.startswith(SCHEME):
         raise NetworkFailed(f"the server said {line!r} instead of its address (exit code {server.poll()})")
     return line
 
@@ -87,7 +74,7 @@ async def _serve(ipv4: str, settings: Settings) -> None:
     host = Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings))
     asyncio.get_running_loop().add_reader(sys.stdin, host.stop, "whoever started it has ended")
     listener = listen(ipv4)
-    print(f"{SCHEME}://{address_of(listener)}", flush=True)
+    print(f"{SCHEME}{address_of(listener)}", flush=True)
     await serve_direct(listener, host)
 
 

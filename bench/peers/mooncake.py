@@ -91,6 +91,13 @@ def connect(state: State, peer: str, ranges: list[tuple[int, int]]) -> None:
     }
 
 
+def touch(state: State) -> None:
+    """First contact: read the first slice."""
+    here, there, nbytes = state["plans"]["slices"]
+    code = state["engine"].batch_transfer_sync_read(state["peer"], here[:1], there[:1], nbytes[:1])
+    check(code, "batch_transfer_sync_read of the first slice")
+
+
 def read(state: State, form: str) -> float:
     """Seconds of one `batch_transfer_sync_read` of everything."""
     here, there, nbytes = state["plans"][form]

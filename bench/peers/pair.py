@@ -75,6 +75,11 @@ def first_bytes(state: State) -> list[int]:
     return [int(array[at]) for array in state["arrays"] for at in (0, -1)]
 
 
+def fills(state: State) -> list[int | None]:
+    """What each array is full of; None where its bytes differ: half a transfer shows here."""
+    return [int(array[0]) if bool((array == array[0]).all()) else None for array in state["arrays"]]
+
+
 def places(state: State) -> list[tuple[int, int]]:
     """(address, nbytes) of each array."""
     return [(array.ctypes.data, array.nbytes) for array in state["arrays"]]

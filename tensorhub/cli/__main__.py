@@ -183,10 +183,10 @@ def graph(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def serve(context: typer.Context) -> None:
-    """Run a reference server over gRPC in the foreground; `serve local` runs the one of this host (--help: options)."""
+    """Run a reference server over gRPC in the foreground; `serve local` or `serve frames` another (--help: options)."""
     # The server is the one thing of the command line that needs neither hub nor torch.
     server = importlib.import_module("tensorhub.server.__main__")
-    kind = [] if context.args[:1] in (["local"], ["grpc"]) else ["grpc"]
+    kind = [] if context.args[:1] in (["local"], ["grpc"], ["frames"]) else ["grpc"]
     raise typer.Exit(int(server.main([*kind, *context.args]) or 0))
 
 
@@ -209,10 +209,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _reach(server: str | None) -> None:
     """Fail at once, and once, where every worker of the demo would wait for the same server in vain.
 
-    Only servers over gRPC are asked: all others the workers start themselves where there is none.
+    Only servers that somebody must have started are asked: all others the workers start where there is none.
     """
     server = server or os.environ.get("TENSORHUB_SERVER") or "local"
-    if server.startswith(("grpc://", "grpcs://")):
+    if server.startswith(("grpc://", "grpcs://", "frames://")):
         with _told_of_waiting(server):
             _hub_module().server_status(server=server, timeout=REACH_SECONDS)
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorhub.errors import EngineUnavailable
+from tensorhub.pipeline.follow import SAMPLE_S
 from tensorhub.ports import U64, Offload
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 #: At least so much is read at once into a device, if it is ready: some milliseconds between devices of one host, and
 #: well within a read's deadline over a network.
 DIRECT_BATCH_BYTES = 1 << 30
+#: A device copies tens of MiB in this time, and starting a copy takes a fraction of it.
+DELIVERY_SAMPLE_S = 0.005
 
 
 class Arrival:
@@ -41,6 +44,11 @@ class Arrival:
     def digest_landed(self) -> Callable[[int, int, U64], Awaitable[None]] | None:
         """How chunks that landed are digested; None where the engine does it, in host memory."""
         return self._digest if self._is_direct else None
+
+    @property
+    def sample_s(self) -> float:
+        """How often to look at what an engine that follows by itself has verified: copies wait for it."""
+        return SAMPLE_S if self._delivery is None else DELIVERY_SAMPLE_S
 
     @property
     def batch_bytes_min(self) -> int:

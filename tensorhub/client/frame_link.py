@@ -19,6 +19,7 @@ from tensorhub.wire.codec import CALL_ID_MAX, decode_answer, encode_answer, enco
 from tensorhub.wire.frames import FrameReader, frame, write_frames
 from tensorhub.wire.sockets import tcp_socket, tune
 
+SCHEME = "frames://"
 #: Beats that may go unanswered for so many intervals: a server that is stopped for longer is looked for again.
 BEAT_PATIENCE = 3
 #: The id of every beat: no session counts up to it.
@@ -115,6 +116,14 @@ class FrameLink:
             sock.close()
             raise
         return sock
+
+
+def frame_link(address: str) -> FrameLink:
+    """The link to `frames://HOST:PORT`; a name stands for its IPv4 number. `BadRequest` for any other address."""
+    at = Address.parse(address.removeprefix(SCHEME))
+    if not at.port:
+        raise BadRequest(f"server address {address!r} has no port to dial; write '{SCHEME}HOST:PORT'")
+    return FrameLink(address, at)
 
 
 def told(error: BaseException) -> str:

@@ -75,6 +75,11 @@ class Holding:
         self._write()
 
     @property
+    def block(self) -> int:
+        """Address of the header of the progress block."""
+        return int(self._block.ctypes.data)
+
+    @property
     def locators(self) -> tuple[Locator, ...]:
         return tuple(Locator(engine.name, engine.locate()) for engine in self._engines)
 
@@ -95,6 +100,10 @@ class Holding:
         if watermark != self.watermark:
             self.watermark = watermark
             self._write()
+
+    def shown(self, watermark: int) -> None:
+        """An engine that writes the header at `block` has shown so much, or more by now."""
+        self.watermark = watermark
 
     def end(self) -> None:
         """Invalidate the generation: a reader that still reads will know, before it can return success."""

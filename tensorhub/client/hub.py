@@ -269,7 +269,8 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
 ) -> Hub:
     """Take the seat of shard `shard` of `shards` in `replica`.
 
-    `server`: "local" (default; or TENSORHUB_SERVER), "local:NAME", "ray://NAME", "grpc://HOST:PORT" or "grpcs://…".
+    `server`: "local" (default; or TENSORHUB_SERVER), "local:NAME", "ray://NAME", "grpc://HOST:PORT", "grpcs://…" or
+    "frames://HOST:PORT".
     `engine`: "auto", a name ("memory", "cuda_ipc", "local", "mooncake", "tcp"), or several in order of preference; what
     is named must start. `job` separates runs on one cluster (TENSORHUB_JOB, else Ray's job, else "default"). `spot`
     marks a replica that may vanish.

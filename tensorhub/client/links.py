@@ -10,12 +10,13 @@ from tensorhub.errors import BadRequest, ServerUnavailable
 from tensorhub.ports import Link
 from tensorhub.wire.local_place import DEFAULT_NAME, check_local_name
 
-FORMS = "'local', 'local:NAME', 'ray://NAME', 'grpc://HOST:PORT' or 'grpcs://HOST:PORT'"
+FORMS = "'local', 'local:NAME', 'ray://NAME', 'grpc://HOST:PORT', 'grpcs://HOST:PORT' or 'frames://HOST:PORT'"
 #: {scheme: (module, function of the address that gives its link)}; loaded when first named.
 _REMOTE = {
     "ray": ("tensorhub.client.ray_link", "ray_link"),
     "grpc": ("tensorhub.client.grpc_link", "grpc_link"),
     "grpcs": ("tensorhub.client.grpc_link", "grpc_link"),
+    "frames": ("tensorhub.client.frame_link", "frame_link"),
 }
 
 

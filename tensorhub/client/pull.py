@@ -4,7 +4,7 @@ It decides what a failure means for the registered tensors: nothing happened yet
 may have landed (torn). Which version and which source, the server decides; how bytes move, `pipeline/follow.py`.
 
     Replicate -> Held ------------------------------------------------> Done -> Committed
-              -> Granted -> manifest, map, plan -> end own generation -> Serve
+              -> Granted -> manifest, map, plan -> end own generation -> (Serve, if it was not offered with Replicate)
                          -> follow source -> (source failed -> Reroute -> follow the next)
                          -> install -> Done -> Committed
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tensorhub.client.slot import Slot
 
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
-PROGRESS_S = 0.25
+PROGRESS_S = 0.2
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
 #: timeout. Two timeouts at one instant would end as the outer one.
 OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
@@ -83,6 +83,8 @@ class Pull:
         self._sources = Sources(member, self._generation, self._left_s, kinds)
         #: Where the caller's streams were when it called.
         self._streams = streams
+        #: How the server was told that the filling will be shown; None: not at all.
+        self._offer: Holding | None = None
         self._arrival: Arrival | None = None
         self._phases = dict.fromkeys(PHASES, 0.0)
         #: What the server has heard of how we read.
@@ -132,8 +134,8 @@ class Pull:
 
     async def _run(self) -> Replication:
         slot = self._slot
-        whole = self._only is None
-        reply = await self._transaction.ask(self._selector, self._generation, self._timeout_s, serves=whole)
+        offer = self._offer = slot.holding if self._only is None else None
+        reply = await self._transaction.ask(self._selector, self._generation, self._timeout_s, offer)
         self._lap("wait")
         if isinstance(reply, Held):
             await self._transaction.commit(reply.version, self._generation, slot.root, 0)
@@ -149,7 +151,7 @@ class Pull:
         source, target = await self._prepare_from_any(grant)
         self._lap("plan")
         self._take_over(grant, target)
-        if whole:
+        if whole and not (slot.holding is self._offer and slot.holding.manifest.digest == grant.content.manifest):
             self._told = self._sources.route
             request = Serve(
                 self._member.seat, self._generation, slot.holding.locators, slot.holding.exposure, self._told
@@ -241,17 +243,24 @@ class Pull:
                 holding.raise_to(watermark)
             arrival.reach(watermark)
 
+        def shown(watermark: int) -> None:
+            holding.shown(watermark)
+            arrival.reach(watermark)
+
         return Filling(
             manifest,
             target.memory,
             holding.digests if whole else np.zeros(manifest.chunks, dtype=np.uint64),
             Counter(manifest.chunk_ends, None if whole else target.wanted),  # type: ignore[union-attr]
             raise_to,
+            shown,
             self._fence,
             grant.content.verified,
             arrival.digest_landed,
             arrival.batch_bytes_min,
             stall_s=self._member.stall_s,
+            own_block=holding.block if whole else 0,
+            sample_s=arrival.sample_s,
         )
 
     async def _fill(self, source: Source, filling: Filling) -> None:
@@ -287,7 +296,7 @@ class Pull:
                 try:
                     await asyncio.wait([reading, notice], timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
                     if notice.done():
-                        self._obey(notice.result(), source)
+                        self._obey(notice.result(), source, filling)
                 finally:
                     notice.cancel()
                 if not reading.done():
@@ -298,9 +307,10 @@ class Pull:
             with suppress(asyncio.CancelledError, TensorHubError):
                 await reading
 
-    def _obey(self, notice: Notice, source: Source) -> None:
+    def _obey(self, notice: Notice, source: Source, filling: Filling) -> None:
         match notice:
             case SourceLost(source=lost, reason=reason) if lost == source.generation:
+                filling.blame = Blame.SOURCE
                 raise SourceFailed(reason)
             case TransactionAborted(sequence=sequence, reason=reason) if sequence == self._transaction.sequence:
                 raise GroupAborted(reason)
@@ -384,6 +394,7 @@ class Pull:
             dict(self._phases),
             held,
             self._slot.verified,
+            self._filling.bytes_read if self._filling is not None else 0,
         )
 
 

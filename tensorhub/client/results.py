@@ -23,7 +23,9 @@ class SourceUse:
 class Replication:
     """A replicate that succeeded: every byte of every registered tensor equals what the version's digests say.
 
-    `nbytes` counts bytes that crossed, `seconds` the whole call. `phases` maps each name of `PHASES` to seconds: `wait`
+    `nbytes` counts bytes that crossed and were verified, once each; `bytes_read` all that landed, those read in vain
+    included (their source failed before they were verified), 0 where the data path did not count. `seconds` is the
+    whole call. `phases` maps each name of `PHASES` to seconds: `wait`
     for a version and a decision, `plan` (manifest, map, check), `drain` of our own old readers, `register`,
     `transfer` (each chunk is verified as it lands), `verify` (the final look and the root digest), `install` (scatter,
     copies).
@@ -38,6 +40,7 @@ class Replication:
     phases: dict[str, float] = field(hash=False)
     already_held: bool = False
     verified: bool = True
+    bytes_read: int = 0
 
     @property
     def engine(self) -> str:

@@ -70,6 +70,7 @@ class Sources:
             grant.source.session,
             grant.source.generation,
             grant.content.manifest,
+            grant.begun,
         )
 
     def count(self, nbytes: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
@@ -28,6 +29,7 @@ from tensorhub.messages import Abort, Committed, Done, Granted, Held, Replicate,
 from tensorhub.types import NO_GENERATION, Digest, Generation, Selector, Version
 
 if TYPE_CHECKING:
+    from tensorhub.client.holding import Holding
     from tensorhub.client.member import Member
     from tensorhub.client.slot import Slot
 
@@ -48,14 +50,17 @@ class Transaction:
         self._epoch = member.session.epoch
 
     async def ask(
-        self, selector: Selector, generation: Generation, timeout_s: float, *, serves: bool
+        self, selector: Selector, generation: Generation, timeout_s: float, offer: Holding | None
     ) -> Held | Granted:
-        """Ask for a version; the answer is the group's decision and this shard's source."""
+        """Ask for a version; the answer is the group's decision and this shard's source.
+
+        `offer` is what will be filled if the version has its manifest; None: what is filled serves nobody.
+        """
         session = self._member.session
         for _ in range(LIVES_MAX):
             epoch = session.epoch
             try:
-                return await self._ask(selector, generation, timeout_s, serves=serves)
+                return await self._ask(selector, generation, timeout_s, offer)
             except (BadRequest, GroupAborted):
                 if session.epoch == epoch:
                     raise
@@ -64,7 +69,7 @@ class Transaction:
         raise ServerUnavailable(f"{LIVES_MAX} servers died while this was asked")
 
     async def _ask(
-        self, selector: Selector, generation: Generation, timeout_s: float, *, serves: bool
+        self, selector: Selector, generation: Generation, timeout_s: float, offer: Holding | None
     ) -> Held | Granted:
         request = Replicate(
             self._member.seat,
@@ -74,8 +79,11 @@ class Transaction:
             selector,
             int(timeout_s * NS),
             generation,
-            serves,
         )
+        if offer is None:
+            request = replace(request, serves=False)
+        else:
+            request = replace(request, manifest=offer.manifest.digest, locators=offer.locators, exposure=offer.exposure)
         reply = await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
         self._epoch = self._member.session.epoch  # of the life that decided
         if not isinstance(reply, Held | Granted):

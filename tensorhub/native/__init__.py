@@ -5,6 +5,7 @@ they load the library at first use, so that importing TensorHub never fails for 
 """
 
 from tensorhub.native.beat import Beat
+from tensorhub.native.follow import TOLD_WORDS, Follow
 from tensorhub.native.memory import (
     PROGRESS_WORDS,
     copy,
@@ -53,4 +54,6 @@ __all__ = [
     "Failure",
     "Status",
     "Beat",
+    "Follow",
+    "TOLD_WORDS",
 ]

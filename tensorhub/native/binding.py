@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, EngineUnavailable
 
 #: Must equal `ABI` in tensorhub.c.
-ABI = 6
+ABI = 8
 #: Lengths around every branch of XXH3-64: 0, 1-3, 4-8, 9-16, 17-128, 129-240, then stripes and blocks.
 _SELF_TEST_LENGTHS = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4096, 8191)
 
@@ -35,7 +35,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "th_copy_ranges": (None, (_at, _at, _at, _u64)),
     "th_compare_ranges": (_u64, (_at, _at, _at, _u64, _at)),
     "th_store": (None, (_u64, ctypes.c_char_p, _u64)),
-    "th_read_open": (_at, (_i32, _at, _at, _at, _u64, _at, _at, _u64, _i64)),
+    "th_read_open": (_at, (_i32, _at, _at, _at, _u64, _at, _at, _u64, _i64, _at)),
     "th_read_run": (None, (_at,)),
     "th_read_cancel": (None, (_at,)),
     "th_read_outcome": (None, (_at, _at)),
@@ -49,7 +49,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "th_server_facts": (None, (_at, _at, _at)),
     "th_server_stop": (_i32, (_at,)),
     "th_server_forget": (None, (_at,)),
-    "th_streams_open": (_i32, (_at, _at, _at, _u64, _at, _at, _u64, _i64, _at)),
+    "th_streams_open": (_i32, (_at, _at, _at, _u64, _at, _at, _u64, _i64, _at, _at)),
+    "th_streams_wait_fast": (_i32, (_at,)),
     "th_streams_cancel": (None, (_at,)),
     "th_streams_outcome": (None, (_at, _at)),
     "th_streams_close": (None, (_at,)),

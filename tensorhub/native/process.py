@@ -14,23 +14,31 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, Broken
 from tensorhub.native.batch import batch_arguments
 from tensorhub.native.binding import check, library
+from tensorhub.native.follow import Follow
 
 U64 = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
-    """How far a read got. `errno` is 0, or that of the call that ended it (EFAULT, ESRCH, EPERM, ENOMEM, ...)."""
+    """How far a read got. `errno` is 0, or that of the call that ended it (EFAULT, ESRCH, EPERM, ENOMEM, ...).
+
+    Of one that followed also EBADMSG (see `wrong`), ESTALE (the source shows another generation) and EPROTO (the source
+    shows no whole header).
+    """
 
     bytes_done: int
     errno: int
     timed_out: bool
     cancelled: bool = False
+    #: Number of a followed chunk that is not what its digest says (errno EBADMSG).
+    wrong: int | None = None
 
 
 class _Outcome(ctypes.Structure):
     _fields_ = (
         ("bytes_done", ctypes.c_uint64),
+        ("wrong", ctypes.c_uint64),
         ("error", ctypes.c_int32),
         ("timed_out", ctypes.c_int32),
         ("cancelled", ctypes.c_int32),
@@ -42,7 +50,8 @@ class Reading:
     """One batch of ranges, read by as many threads as call `run`: each takes the next few MiB until none are left.
 
     With `firsts` and `digests`, chunk c is ranges `firsts[c]` to `firsts[c + 1]`, and its XXH3-64 is put into
-    `digests[c]` by the thread that has read it. Ranges behind the last chunk are only read.
+    `digests[c]` by the thread that has read it. Ranges behind the last chunk are only read. With `firsts` and `follow`
+    chunks are claimed as the source's watermark passes them, and the deadline is `follow`'s.
 
     The deadline and `cancel` are seen between two calls of `process_vm_readv`, a few milliseconds each. Once every
     `run` has returned, nothing of this read touches local memory any more; only then may it be closed.
@@ -57,14 +66,18 @@ class Reading:
         deadline_ns: int,
         firsts: U64 | None = None,
         digests: U64 | None = None,
+        follow: Follow | None = None,
     ) -> None:
         self._handle: int | None = None
         batch = batch_arguments(remote, local, nbytes, firsts, digests)
         if pid <= 0:
             raise BadRequest(f"{pid} is no process id")
-        self._arrays = (remote, local, nbytes, firsts, digests)  # C holds their addresses, not the arrays
+        packed = None if follow is None else follow.pack(int(batch[-1] or 0))
+        # C holds their addresses, not the arrays.
+        self._arrays = (remote, local, nbytes, firsts, digests, follow, packed)
         self._native = library()
-        self._handle = self._native.th_read_open(pid, *batch, deadline_ns)
+        place = None if packed is None else ctypes.addressof(packed)
+        self._handle = self._native.th_read_open(pid, *batch, deadline_ns, place)
         if self._handle is None:
             raise MemoryError("no memory for a read")
 
@@ -79,7 +92,8 @@ class Reading:
     def outcome(self) -> ReadOutcome:
         out = _Outcome()
         self._native.th_read_outcome(self._opened(), ctypes.addressof(out))
-        return ReadOutcome(out.bytes_done, out.error, bool(out.timed_out), bool(out.cancelled))
+        wrong = out.wrong - 1 if out.wrong else None
+        return ReadOutcome(out.bytes_done, out.error, bool(out.timed_out), bool(out.cancelled), wrong)
 
     def close(self) -> None:
         """Give memory back, after every `run` has returned; idempotent."""

@@ -7,7 +7,7 @@
 #ifndef TENSORHUB_STREAMS_H
 #define TENSORHUB_STREAMS_H
 
-#include "tensorhub.h"
+#include "batch.h"
 
 #include <endian.h>
 #include <string.h>
@@ -24,26 +24,45 @@
 #define GREETING_BYTES 32
 #define MAGIC "TnsrHub\n"
 #define MAGIC_BYTES 8
-#define WIRE_VERSION 1
+#define WIRE_VERSION 2
 #define INCARNATION_BYTES 16
 /* A bearer token of any usual kind is shorter; read and dropped by servers that want none. */
 #define TOKEN_BYTES_MAX 4096
 
-/* ------------------------------------------------------------------ a request: 24 bytes, then 16 for each range
+/* ------------------------------------------------------------------ a request: 24 bytes, then what its kind says
  *
- *   0       4 kind       24 + 16 i       8 address
- *   4       4 ranges n   32 + 16 i       8 bytes
+ *   0       4 kind
+ *   4       4 ranges n
  *   8       8 number, which the reply repeats
  *  16       8 bytes of all ranges
+ *
+ * KIND_READ: what is asked for is there. 16 bytes for each range:
+ *
+ *  24 + 16 i       8 address
+ *  32 + 16 i       8 bytes
+ *
+ * KIND_FOLLOW: each range leaves once the progress block at the source shows, for this generation, that it may. First
+ * the gate of 24 bytes, then 24 for each range, whose marks do not fall:
+ *
+ *  24              8 address of the progress block
+ *  32             16 generation
+ *  48 + 24 i       8 address
+ *  56 + 24 i       8 bytes
+ *  64 + 24 i       8 mark: the watermark from which on it may leave
  */
 #define REQUEST_BYTES 24
 #define RANGE_BYTES 16
+#define GATE_BYTES 24
+#define GATED_RANGE_BYTES 24
 #define KIND_READ 1
+#define KIND_FOLLOW 2
 /* As many as one call of the kernel sends or lands. */
 #define REQUEST_RANGES_MAX CALL_RANGES_MAX
 /* One reply takes `reply_ns` at most, see `struct limits`: what that means on a slow line depends on its size. */
 #define REQUEST_BYTES_MAX (8u << 20)
-#define REQUEST_FRAME_BYTES_MAX (REQUEST_BYTES + REQUEST_RANGES_MAX * RANGE_BYTES)
+/* Of all that follows the head. */
+#define REQUEST_BODY_BYTES_MAX (GATE_BYTES + REQUEST_RANGES_MAX * GATED_RANGE_BYTES)
+#define REQUEST_FRAME_BYTES_MAX (REQUEST_BYTES + REQUEST_BODY_BYTES_MAX)
 
 /* ------------------------------------------------------------------ a reply: 24 bytes, then those of all ranges
  *

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, Broken, Closed
 from tensorhub.native.batch import batch_arguments
 from tensorhub.native.binding import check, library
+from tensorhub.native.follow import Follow
 
 U64 = NDArray[np.uint64]
 
@@ -62,6 +63,8 @@ class Failure(IntEnum):
     GARBLED = 3
     #: This process: its memory is not mapped, or there is none left; `errno` says which.
     LOCAL = 4
+    #: A followed chunk, `wrong`, is not what its digest says.
+    WRONG = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ class Limits:
     #: The same while more than half of the connections are of strangers: they must not keep readers out. Two ways
     #: there and back, on a long line with a lost packet.
     crowded_s: float = 1.0
-    #: Longer than a reader keeps a stream without use, so that it is the reader who ends it.
+    #: Longer than a reader keeps a stream without use, so that it is the reader who ends it. A reader that follows may
+    #: wait as long for this source's own source.
     idle_s: float = 120.0
     #: At most 16 KiB, sent at once: longer than a lost packet or two take.
     request_s: float = 10.0
@@ -94,6 +98,8 @@ class StreamOutcome:
     #: The range that was refused.
     address: int
     nbytes: int
+    #: The number of the chunk that is wrong.
+    wrong: int
     timed_out: bool
     cancelled: bool
 
@@ -103,6 +109,7 @@ class _Outcome(ctypes.Structure):
         ("bytes_done", ctypes.c_uint64),
         ("address", ctypes.c_uint64),
         ("nbytes", ctypes.c_uint64),
+        ("wrong", ctypes.c_uint64),
         ("failure", ctypes.c_int32),
         ("error", ctypes.c_int32),
         ("status", ctypes.c_int32),
@@ -219,13 +226,17 @@ class StreamReading:
         deadline_ns: int,
         firsts: U64 | None = None,
         digests: U64 | None = None,
+        follow: Follow | None = None,
     ) -> None:
         self._handle: int | None = None
         batch = batch_arguments(remote, local, nbytes, firsts, digests)
-        self._arrays = (remote, local, nbytes, firsts, digests)  # C holds their addresses, not the arrays
+        packed = None if follow is None else follow.pack(int(batch[-1] or 0))
+        # C holds their addresses, not the arrays.
+        self._arrays = (remote, local, nbytes, firsts, digests, follow, packed)
         self._native = library()
         handle = ctypes.c_void_p()
-        check(self._native.th_streams_open(*batch, deadline_ns, ctypes.addressof(handle)), "cannot begin a read")
+        place = None if packed is None else ctypes.addressof(packed)
+        check(self._native.th_streams_open(*batch, deadline_ns, place, ctypes.addressof(handle)), "cannot begin a read")
         self._handle = handle.value
 
     def open_stream(
@@ -252,6 +263,10 @@ class StreamReading:
         """Take part until nothing is left to claim, or the read is over; whether the stream may be used again."""
         return bool(self._native.th_stream_run(stream.handle(), self._opened()))
 
+    def wait_fast(self) -> bool:
+        """Return once bytes come so fast that another stream pays; False when the read is over before."""
+        return bool(self._native.th_streams_wait_fast(self._opened()))
+
     def cancel(self) -> None:
         """Let every `run` and `open_stream` return soon; thread-safe."""
         self._native.th_streams_cancel(self._opened())
@@ -267,6 +282,7 @@ class StreamReading:
             Status(out.status) if out.status in known else Status.MALFORMED,
             out.address,
             out.nbytes,
+            out.wrong,
             bool(out.timed_out),
             bool(out.cancelled),
         )

@@ -12,11 +12,17 @@
 /* One send's bytes: a removal waits for it, and so does the look at the deadline. */
 #define SEND_BYTES_MAX (1u << 20)
 
+/* How long a thread that waits for a watermark does not notice that its reader has gone. */
+#define GONE_NS 100000000
+
 /* What was asked for. Ranges are shortened as they leave. */
 struct request {
     uint64_t number, nbytes;
-    uint32_t n;
+    uint32_t kind, n;
+    uint64_t block; /* these two and the marks: only of one that follows */
+    uint8_t generation[BLOCK_GENERATION_BYTES];
     struct iovec ranges[REQUEST_RANGES_MAX];
+    uint64_t marks[REQUEST_RANGES_MAX];
 };
 
 /* ------------------------------------------------------------------ greeting */
@@ -67,28 +73,55 @@ static bool greet(const struct source *source, const struct channel *channel, _A
 
 /* ------------------------------------------------------------------ requests */
 
-/* Fills `request` from a whole frame; false when it is not one that a reader sends. */
-static bool parse_ranges(const uint8_t *ranges, struct request *request)
+static size_t body_bytes(const struct request *request)
+{
+    return request->kind == KIND_FOLLOW ? GATE_BYTES + request->n * (size_t)GATED_RANGE_BYTES
+                                        : request->n * (size_t)RANGE_BYTES;
+}
+
+static bool parse_ranges(const uint8_t *ranges, size_t range_bytes, struct request *request)
 {
     uint64_t total = 0;
     for (uint32_t i = 0; i < request->n; i++) {
-        uint64_t address = th_get64(ranges + i * RANGE_BYTES), nbytes = th_get64(ranges + i * RANGE_BYTES + 8);
+        const uint8_t *range = ranges + i * range_bytes;
+        uint64_t nbytes = th_get64(range + 8);
         if (nbytes == 0 || nbytes > request->nbytes - total)
             return false;
         total += nbytes;
-        request->ranges[i].iov_base = (void *)(uintptr_t)address;
+        request->ranges[i].iov_base = (void *)(uintptr_t)th_get64(range);
         request->ranges[i].iov_len = nbytes;
     }
     return total == request->nbytes;
 }
 
+static bool parse_marks(const uint8_t *ranges, struct request *request)
+{
+    for (uint32_t i = 0; i < request->n; i++) {
+        request->marks[i] = th_get64(ranges + i * GATED_RANGE_BYTES + RANGE_BYTES);
+        if (i > 0 && request->marks[i] < request->marks[i - 1])
+            return false;
+    }
+    return true;
+}
+
+/* Fills `request` from a whole body; false when it is not one that a reader sends. */
+static bool parse_body(const uint8_t *body, struct request *request)
+{
+    if (request->kind == KIND_READ)
+        return parse_ranges(body, RANGE_BYTES, request);
+    request->block = th_get64(body);
+    memcpy(request->generation, body + 8, BLOCK_GENERATION_BYTES);
+    return parse_ranges(body + GATE_BYTES, GATED_RANGE_BYTES, request) && parse_marks(body + GATE_BYTES, request);
+}
+
 static bool parse_head(const uint8_t *head, struct request *request)
 {
+    request->kind = th_get32(head);
     request->n = th_get32(head + 4);
     request->number = th_get64(head + 8);
     request->nbytes = th_get64(head + 16);
-    return th_get32(head) == KIND_READ && request->n > 0 && request->n <= REQUEST_RANGES_MAX &&
-           request->nbytes <= REQUEST_BYTES_MAX;
+    return (request->kind == KIND_READ || request->kind == KIND_FOLLOW) && request->n > 0 &&
+           request->n <= REQUEST_RANGES_MAX && request->nbytes <= REQUEST_BYTES_MAX;
 }
 
 static void send_refusal(const struct source *source, const struct channel *channel, const struct request *request,
@@ -105,16 +138,16 @@ static void send_refusal(const struct source *source, const struct channel *chan
 /* The next request; false when there is none any more, or none that can be trusted. */
 static bool receive_request(const struct source *source, const struct channel *channel, struct request *request)
 {
-    uint8_t frame[REQUEST_RANGES_MAX * RANGE_BYTES];
+    uint8_t head[REQUEST_BYTES], body[REQUEST_BODY_BYTES_MAX];
     if (th_channel_wait(channel, POLLIN, th_now_ns() + source->limits.idle_ns) != READY)
         return false;
     int64_t deadline_ns = th_now_ns() + source->limits.request_ns;
-    if (th_channel_receive_all(channel, frame, REQUEST_BYTES, deadline_ns) != READY)
+    if (th_channel_receive_all(channel, head, sizeof head, deadline_ns) != READY)
         return false;
-    if (parse_head(frame, request)) {
-        if (th_channel_receive_all(channel, frame, request->n * RANGE_BYTES, deadline_ns) != READY)
+    if (parse_head(head, request)) {
+        if (th_channel_receive_all(channel, body, body_bytes(request), deadline_ns) != READY)
             return false;
-        if (parse_ranges(frame, request))
+        if (parse_body(body, request))
             return true;
     }
     send_refusal(source, channel, request, MALFORMED, 0);
@@ -132,14 +165,41 @@ static uint32_t first_refused(const struct served *served, const struct request 
     return request->n;
 }
 
+/* Whether the block that gates a request is registered. The caller holds the lock. */
+static bool has_gate(const struct served *served, const struct request *request)
+{
+    return request->kind == KIND_READ || th_served_covers(served, request->block, BLOCK_LOOK_BYTES);
+}
+
 /* What is left of a reply. */
 struct reply {
     uint8_t head[REPLY_BYTES];
     size_t head_sent;
     uint64_t left;
     uint32_t range;
+    uint32_t ready;    /* ranges that may leave */
     uint64_t removals; /* of `served` when the ranges left were last found covered */
 };
+
+/* Finds out which ranges may leave by now. The caller holds the lock; false: they never will. */
+static bool open_gate(const struct request *request, struct reply *reply)
+{
+    uint8_t header[BLOCK_LOOK_BYTES];
+    uint64_t watermark = 0;
+    memcpy(header, (const void *)(uintptr_t)request->block, sizeof header);
+    switch (th_block_look(header, request->generation, &watermark)) {
+    case BLOCK_SEEN:
+        /* What was written before the header was is seen by what is read from here on. */
+        atomic_thread_fence(memory_order_acquire);
+        while (reply->ready < request->n && request->marks[reply->ready] <= watermark)
+            reply->ready++;
+        return true;
+    case BLOCK_TORN:
+        return true; /* whoever writes it tells when it has */
+    default:
+        return false;
+    }
+}
 
 static ssize_t send_some(const struct channel *channel, const struct request *request, const struct reply *reply)
 {
@@ -150,7 +210,7 @@ static ssize_t send_some(const struct channel *channel, const struct request *re
         vectors[n].iov_base = (void *)(uintptr_t)(reply->head + reply->head_sent);
         vectors[n++].iov_len = REPLY_BYTES - reply->head_sent;
     }
-    for (uint32_t i = reply->range; i < request->n && n < CALL_RANGES_MAX && bytes < SEND_BYTES_MAX; i++) {
+    for (uint32_t i = reply->range; i < reply->ready && n < CALL_RANGES_MAX && bytes < SEND_BYTES_MAX; i++) {
         vectors[n] = request->ranges[i];
         if (vectors[n].iov_len > SEND_BYTES_MAX - bytes)
             vectors[n].iov_len = SEND_BYTES_MAX - bytes;
@@ -178,45 +238,68 @@ static void note_sent(struct request *request, struct reply *reply, size_t sent)
     }
 }
 
-/* Looks and sends under one hold of the lock. Returns what `th_channel_send` does; EACCES: no longer registered. */
+/* Looks and sends under one hold of the lock. Returns what `th_channel_send` does; EACCES: no longer registered; ESTALE:
+ * the block shows another generation than was granted. */
 static ssize_t send_served(struct source *source, const struct channel *channel, const struct request *request,
                            struct reply *reply)
 {
     struct served *served = &source->served;
     pthread_rwlock_rdlock(&served->lock);
     ssize_t sent = -1;
-    if (reply->removals == served->removals || first_refused(served, request, reply->range) == request->n) {
-        reply->removals = served->removals;
-        sent = send_some(channel, request, reply);
-    } else {
+    bool is_covered = reply->removals == served->removals ||
+                      (first_refused(served, request, reply->range) == request->n && has_gate(served, request));
+    if (!is_covered) {
         errno = EACCES;
+    } else if (reply->range == reply->ready && !open_gate(request, reply)) {
+        errno = ESTALE;
+    } else {
+        reply->removals = served->removals;
+        sent = reply->range < reply->ready ? send_some(channel, request, reply) : 0;
     }
     pthread_rwlock_unlock(&served->lock);
     return sent;
 }
 
+/* Waits for some header of this process to change after `count`; false once nobody wants the answer any more. */
+static bool wait_at_gate(const struct channel *channel, uint32_t count)
+{
+    th_raised_wait(count, th_now_ns() + GONE_NS);
+    struct pollfd watched[2] = {{channel->fd, POLLRDHUP, 0}, {channel->wake, POLLIN, 0}};
+    return poll(watched, 2, 0) == 0;
+}
+
 /* Whether the peer has everything that it asked for, or knows why not, and may ask again. */
 static bool answer(struct source *source, const struct channel *channel, struct request *request)
 {
-    struct reply reply = {.left = request->nbytes};
+    struct reply reply = {.left = request->nbytes, .ready = request->kind == KIND_READ ? request->n : 0};
     pthread_rwlock_rdlock(&source->served.lock);
     uint32_t refused = first_refused(&source->served, request, 0);
+    bool is_gated = has_gate(&source->served, request);
     reply.removals = source->served.removals;
     pthread_rwlock_unlock(&source->served.lock);
-    if (refused < request->n) {
-        send_refusal(source, channel, request, NOT_REGISTERED, refused);
+    if (refused < request->n || !is_gated) {
+        send_refusal(source, channel, request, NOT_REGISTERED, refused % request->n);
         return true;
     }
     th_put64(reply.head + 8, request->number);
     th_put64(reply.head + 16, request->nbytes);
-    int64_t deadline_ns = th_now_ns() + source->limits.reply_ns;
+    int64_t sent_ns = th_now_ns(); /* the last byte, or the gate's opening: what waits then is the reader's doing */
+    int64_t waited_ns = sent_ns;
     while (reply.left > 0) {
+        uint32_t count = th_raised_count();
         ssize_t sent = send_served(source, channel, request, &reply);
         if (sent < 0)
             return false;
         note_sent(request, &reply, (size_t)sent);
-        if (sent == 0 && th_channel_wait(channel, POLLOUT, deadline_ns) != READY)
+        if (reply.left > 0 && reply.range == reply.ready) {
+            if (sent > 0)
+                waited_ns = th_now_ns();
+            if (th_now_ns() - waited_ns > source->limits.idle_ns || !wait_at_gate(channel, count))
+                return false;
+            sent_ns = th_now_ns();
+        } else if (sent == 0 && th_channel_wait(channel, POLLOUT, sent_ns + source->limits.reply_ns) != READY) {
             return false;
+        }
     }
     atomic_fetch_add(&source->bytes_sent, request->nbytes);
     return true;

@@ -10,7 +10,7 @@
 struct limits {
     int64_t greeting_ns; /* from accepting a connection to the whole of its greeting */
     int64_t crowded_ns;  /* the same, while most connections are of peers that have not greeted */
-    int64_t idle_ns;     /* between two requests */
+    int64_t idle_ns;     /* between two requests, and between two bytes that a source has for one that follows */
     int64_t request_ns;  /* from the first byte of a request to its last */
     int64_t reply_ns;    /* for one reply, of at most REQUEST_BYTES_MAX */
     int64_t connections;

@@ -20,9 +20,13 @@
 #define AHEAD_BYTES (8u << 20)
 /* Requests of tiny ranges are this many thousands of them: 100 000 are asked for in a dozen turns. */
 #define AHEAD_REQUESTS_MAX 8
+/* A second stream to a source pays where the processors are the limit. Where a line is, it only makes chunks of one
+ * stretch arrive side by side instead of one after the other, and all that follow wait for both. */
+#define FAST_BYTES_PER_S 1000000000
+#define FAST_LOOK_NS 5000000
 
 /* Why a read failed; the numbers are those of `_FAILURES` in streams.py. */
-enum failure { NO_FAILURE, LOST, REFUSED, GARBLED, LOCAL };
+enum failure { NO_FAILURE, LOST, REFUSED, GARBLED, LOCAL, WRONG };
 
 struct stream {
     int fd;
@@ -32,6 +36,7 @@ struct stream {
 struct stream_outcome {
     uint64_t bytes_done;
     uint64_t address, nbytes; /* of the range that was refused */
+    uint64_t wrong;           /* the chunk that is not what its digest says */
     int32_t failure, error, status;
     int32_t timed_out, cancelled;
     int32_t reserved;
@@ -47,12 +52,13 @@ struct stream_reading {
 
 EXPORT int th_streams_open(const uint64_t *remote, const uint64_t *local, const uint64_t *nbytes, uint64_t ranges,
                            const uint64_t *firsts, uint64_t *digests, uint64_t chunks, int64_t deadline_ns,
-                           struct stream_reading **out)
+                           const struct follow *follow, struct stream_reading **out)
 {
     struct stream_reading *reading = calloc(1, sizeof *reading);
     if (reading == NULL)
         return ENOMEM;
-    int error = th_batch_open(&reading->batch, remote, local, nbytes, ranges, firsts, digests, chunks, deadline_ns);
+    int error =
+        th_batch_open(&reading->batch, remote, local, nbytes, ranges, firsts, digests, chunks, deadline_ns, follow);
     if (error == 0 && (error = pthread_mutex_init(&reading->lock, NULL)) != 0)
         th_batch_close(&reading->batch);
     if (error != 0) {
@@ -174,7 +180,7 @@ EXPORT int th_stream_open(int fd, const uint8_t *incarnation, struct stream_read
                           struct stream **out, int32_t *detail)
 {
     struct channel channel = {fd, reading->wake};
-    int64_t deadline_ns = reading->batch.deadline_ns;
+    int64_t deadline_ns = th_batch_deadline_ns(&reading->batch);
     struct stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) {
         close(fd);
@@ -213,8 +219,8 @@ EXPORT void th_stream_close(struct stream *stream)
 struct asked {
     struct place from;
     uint64_t number, nbytes;
-    bool ends_claim;
-    struct claim claim;
+    uint64_t chunk, chunk_end; /* of its claim */
+    bool begins_claim;
 };
 
 /* One thread's part in a read: a queue of what was asked for and has not landed. */
@@ -225,6 +231,7 @@ struct lander {
     struct claim claim; /* what is left of it to ask for, from `next` on */
     struct place next;
     uint64_t claim_left;
+    uint64_t marked; /* the chunk that the next range to ask for belongs to, where it is followed */
     struct asked asked[AHEAD_REQUESTS_MAX]; /* a ring */
     size_t first, n;
     uint64_t ahead_bytes;
@@ -234,6 +241,7 @@ struct lander {
     size_t head_bytes;
     struct place landing;
     uint64_t landing_left;
+    uint64_t chunk; /* the first of the claim that has not landed whole */
 };
 
 enum step { MOVED, STUCK, FAILED };
@@ -244,38 +252,67 @@ static enum step failed(struct lander *lander, enum failure failure, int error)
     return FAILED;
 }
 
+static bool claim_more(struct lander *lander)
+{
+    th_batch_claim(&lander->reading->batch, &lander->claim);
+    lander->next = lander->claim.from;
+    lander->claim_left = lander->claim.nbytes;
+    lander->marked = lander->claim.chunk;
+    return lander->claim_left > 0;
+}
+
+static size_t put_ranges(uint8_t *at, size_t range_bytes, const struct iovec *ranges, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        th_put64(at + i * range_bytes, (uint64_t)(uintptr_t)ranges[i].iov_base);
+        th_put64(at + i * range_bytes + 8, ranges[i].iov_len);
+    }
+    return n * range_bytes;
+}
+
+/* The gate, and ranges that each may leave once the source's watermark has passed their chunk. */
+static size_t put_gated(struct lander *lander, uint8_t *at, const struct iovec *ranges, size_t n)
+{
+    const struct batch *batch = &lander->reading->batch;
+    const struct follow *follow = batch->follow;
+    th_put64(at, follow->source_block);
+    memcpy(at + 8, follow->generation, BLOCK_GENERATION_BYTES);
+    for (size_t i = 0; i < n; i++) {
+        while (lander->next.range + i >= batch->firsts[lander->marked + 1])
+            lander->marked++;
+        th_put64(at + GATE_BYTES + i * GATED_RANGE_BYTES + RANGE_BYTES, follow->numbers[lander->marked] + 1);
+    }
+    return GATE_BYTES + put_ranges(at + GATE_BYTES, GATED_RANGE_BYTES, ranges, n);
+}
+
 /* Puts the next request into the frame, claiming more if need be; false when there is nothing to ask for now. */
 static bool next_request(struct lander *lander)
 {
     struct batch *batch = &lander->reading->batch;
     if (lander->n == AHEAD_REQUESTS_MAX || (lander->n > 0 && lander->ahead_bytes >= AHEAD_BYTES))
         return false;
-    if (lander->claim_left == 0) {
-        th_batch_claim(batch, &lander->claim);
-        lander->next = lander->claim.from;
-        lander->claim_left = lander->claim.nbytes;
-        if (lander->claim_left == 0)
-            return false;
-    }
+    bool begins_claim = lander->claim_left == 0;
+    if (begins_claim && !claim_more(lander))
+        return false;
     struct iovec ranges[REQUEST_RANGES_MAX];
     uint64_t wanted = lander->claim_left < REQUEST_BYTES_MAX ? lander->claim_left : REQUEST_BYTES_MAX, nbytes;
     size_t n = th_batch_vectors(batch, batch->remote, lander->next, wanted, ranges, REQUEST_RANGES_MAX, &nbytes);
     struct asked *asked = &lander->asked[(lander->first + lander->n) % AHEAD_REQUESTS_MAX];
-    lander->claim_left -= nbytes;
-    *asked = (struct asked){lander->next, lander->stream->requests++, nbytes, lander->claim_left == 0, lander->claim};
-    th_batch_advance(batch, &lander->next, nbytes);
-    lander->n++;
-    lander->ahead_bytes += nbytes;
-    th_put32(lander->frame, KIND_READ);
+    *asked = (struct asked){lander->next,         lander->stream->requests++, nbytes, lander->claim.chunk,
+                            lander->claim.chunk_end, begins_claim};
+    uint8_t *body = lander->frame + REQUEST_BYTES;
+    size_t body_bytes = batch->follow != NULL ? put_gated(lander, body, ranges, n)
+                                              : put_ranges(body, RANGE_BYTES, ranges, n);
+    th_put32(lander->frame, batch->follow != NULL ? KIND_FOLLOW : KIND_READ);
     th_put32(lander->frame + 4, (uint32_t)n);
     th_put64(lander->frame + 8, asked->number);
     th_put64(lander->frame + 16, nbytes);
-    for (size_t i = 0; i < n; i++) {
-        th_put64(lander->frame + REQUEST_BYTES + i * RANGE_BYTES, (uint64_t)(uintptr_t)ranges[i].iov_base);
-        th_put64(lander->frame + REQUEST_BYTES + i * RANGE_BYTES + 8, ranges[i].iov_len);
-    }
+    lander->claim_left -= nbytes;
+    th_batch_advance(batch, &lander->next, nbytes);
+    lander->n++;
+    lander->ahead_bytes += nbytes;
     lander->frame_at = 0;
-    lander->frame_bytes = REQUEST_BYTES + n * RANGE_BYTES;
+    lander->frame_bytes = REQUEST_BYTES + body_bytes;
     return true;
 }
 
@@ -326,7 +363,26 @@ static enum step land_head(struct lander *lander, const struct asked *asked)
         return failed(lander, GARBLED, 0);
     lander->landing = asked->from;
     lander->landing_left = asked->nbytes;
+    if (asked->begins_claim)
+        lander->chunk = asked->chunk;
     return MOVED;
+}
+
+/* Settles the chunks that have landed whole; false once the read has failed. */
+static bool settle(struct lander *lander, const struct asked *asked)
+{
+    struct batch *batch = &lander->reading->batch;
+    while (lander->chunk < asked->chunk_end && lander->landing.range >= batch->firsts[lander->chunk + 1]) {
+        int error = th_batch_settle(batch, lander->chunk);
+        if (error != 0) {
+            struct stream_outcome outcome = {.failure = error == EBADMSG ? WRONG : LOCAL, .error = error};
+            outcome.wrong = error == EBADMSG ? batch->follow->numbers[lander->chunk] : 0;
+            fail(lander->reading, outcome);
+            return false;
+        }
+        lander->chunk++;
+    }
+    return true;
 }
 
 /* Whoever lands the last byte of the batch lets the others go: one may wait for a connection it needs no more. */
@@ -342,18 +398,15 @@ static enum step land_bytes(struct lander *lander, const struct asked *asked)
         return failed(lander, errno == EFAULT ? LOCAL : LOST, errno);
     th_batch_advance(batch, &lander->landing, (uint64_t)got);
     lander->landing_left -= (uint64_t)got;
+    if (!settle(lander, asked))
+        return FAILED;
     if (lander->landing_left == 0) {
-        if (asked->ends_claim) {
-            int error = th_batch_digest(batch, &asked->claim);
-            if (error != 0)
-                return failed(lander, LOCAL, error);
-        }
         lander->first = (lander->first + 1) % AHEAD_REQUESTS_MAX;
         lander->n--;
         lander->ahead_bytes -= asked->nbytes;
         lander->head_bytes = 0;
     }
-    if (atomic_fetch_add(&batch->bytes_done, (uint64_t)got) + (uint64_t)got == lander->reading->total)
+    if (th_batch_landed(batch, (uint64_t)got) == lander->reading->total)
         wake_all(lander->reading);
     return got > 0 ? MOVED : STUCK;
 }
@@ -388,8 +441,26 @@ EXPORT int th_stream_run(struct stream *stream, struct stream_reading *reading)
         if (lander.n == 0 && !sending)
             return 1;
         short events = (short)(POLLIN | (sending ? POLLOUT : 0));
-        if (th_channel_wait(&lander.channel, events, reading->batch.deadline_ns) == WAIT_FAILED)
+        if (th_channel_wait(&lander.channel, events, th_batch_deadline_ns(&reading->batch)) == WAIT_FAILED)
             failed(&lander, LOCAL, errno);
+    }
+    return 0;
+}
+
+/* Whether another stream to the same source pays: returns once bytes come so fast, or with 0 once the read is over. */
+EXPORT int th_streams_wait_fast(struct stream_reading *reading)
+{
+    uint64_t before = atomic_load(&reading->batch.bytes_done);
+    while (th_batch_goes_on(&reading->batch) && th_batch_has_more(&reading->batch)) {
+        int64_t began_ns = th_now_ns();
+        struct pollfd watched = {reading->wake, POLLIN, 0};
+        struct timespec timeout = {0, FAST_LOOK_NS};
+        if (ppoll(&watched, 1, &timeout, NULL) > 0)
+            return 0;
+        uint64_t now = atomic_load(&reading->batch.bytes_done);
+        if ((double)(now - before) * 1e9 >= (double)(th_now_ns() - began_ns) * FAST_BYTES_PER_S)
+            return 1;
+        before = now;
     }
     return 0;
 }

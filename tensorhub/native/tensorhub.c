@@ -1,10 +1,10 @@
-/* What must not need the interpreter: digests, copies, one-sided reads of another process, and the heartbeat.
+/* What must not need the interpreter: digests, copies, stores, and the heartbeat.
  *
  * Decides nothing about weights: callers hand over addresses they own, already checked in Python. Holds no Python
  * object and no global but the digest function, which is bound once at load.
  */
 
-#include "tensorhub.h"
+#include "block.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -22,9 +21,7 @@
 #include <unistd.h>
 
 /* Raised with every change of a signature in this library; `binding.py` refuses a stale build. */
-#define ABI 6
-/* One call's bytes: deadlines and cancellation are seen between calls, and 8 MiB take about 2 ms. */
-#define CALL_BYTES_MAX (8u << 20)
+#define ABI 8
 /* What is kept of a reply that was not expected: enough for a refusal with its reason. */
 #define REPLY_BYTES_MAX 4096
 
@@ -141,120 +138,13 @@ EXPORT uint64_t th_compare_ranges(const uint64_t *left, const uint64_t *right, c
     return found;
 }
 
-/* Everything stored before is visible to whoever sees these bytes. */
+/* Everything stored before is visible to whoever sees these bytes; threads that wait for a header look again. */
 EXPORT void th_store(uint64_t destination, const uint8_t *data, uint64_t nbytes)
 {
     atomic_thread_fence(memory_order_release);
     memcpy((void *)(uintptr_t)destination, data, nbytes);
+    th_raised_tell();
 }
-
-/* ------------------------------------------------------------------ reads of another process */
-
-struct outcome {
-    uint64_t bytes_done;
-    int32_t error;     /* errno of the call that failed, or 0 */
-    int32_t timed_out; /* the deadline passed with bytes left */
-    int32_t cancelled;
-    int32_t reserved;
-};
-
-struct reading {
-    struct batch batch;
-    pid_t pid;
-};
-
-EXPORT struct reading *th_read_open(int32_t pid, const uint64_t *remote, const uint64_t *local, const uint64_t *nbytes,
-                                    uint64_t ranges, const uint64_t *firsts, uint64_t *digests, uint64_t chunks,
-                                    int64_t deadline_ns)
-{
-    struct reading *reading = calloc(1, sizeof *reading);
-    if (reading == NULL)
-        return NULL;
-    if (th_batch_open(&reading->batch, remote, local, nbytes, ranges, firsts, digests, chunks, deadline_ns) != 0) {
-        free(reading);
-        return NULL;
-    }
-    reading->pid = pid;
-    return reading;
-}
-
-EXPORT void th_read_close(struct reading *reading)
-{
-    th_batch_close(&reading->batch);
-    free(reading);
-}
-
-EXPORT void th_read_cancel(struct reading *reading) { atomic_store(&reading->batch.cancelled, 1); }
-
-/* One call of the kernel for the first bytes of what is left; returns how many it read, or -1 with errno. */
-static ssize_t read_some(const struct reading *reading, const struct claim *left)
-{
-    struct iovec remote[CALL_RANGES_MAX], local[CALL_RANGES_MAX];
-    const struct batch *batch = &reading->batch;
-    uint64_t wanted = left->nbytes < CALL_BYTES_MAX ? left->nbytes : CALL_BYTES_MAX, bytes;
-    size_t n = th_batch_vectors(batch, batch->remote, left->from, wanted, remote, CALL_RANGES_MAX, &bytes);
-    th_batch_vectors(batch, batch->local, left->from, wanted, local, CALL_RANGES_MAX, &bytes);
-    return process_vm_readv(reading->pid, local, n, remote, n, 0);
-}
-
-/* A call may stop early, at any byte: go on exactly there. Returns whether the whole claim was read. */
-static bool read_claim(struct reading *reading, const struct claim *claim)
-{
-    struct batch *batch = &reading->batch;
-    struct claim left = *claim;
-    while (left.nbytes > 0) {
-        if (!th_batch_goes_on(batch))
-            return false;
-        ssize_t got = read_some(reading, &left);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            atomic_store(&batch->error, got < 0 ? errno : EFAULT);
-            return false;
-        }
-        atomic_fetch_add(&batch->bytes_done, (uint64_t)got);
-        left.nbytes -= (uint64_t)got;
-        th_batch_advance(batch, &left.from, (uint64_t)got);
-    }
-    return true;
-}
-
-/* Returns when nothing is left to claim, or the read has failed; no byte is written by this thread afterwards. */
-EXPORT void th_read_run(struct reading *reading)
-{
-    for (;;) {
-        struct claim claim;
-        th_batch_claim(&reading->batch, &claim);
-        if (claim.nbytes == 0 || !read_claim(reading, &claim))
-            return;
-        int error = th_batch_digest(&reading->batch, &claim);
-        if (error != 0)
-            atomic_store(&reading->batch.error, error);
-    }
-}
-
-EXPORT void th_read_outcome(struct reading *reading, struct outcome *out)
-{
-    out->bytes_done = atomic_load(&reading->batch.bytes_done);
-    out->error = atomic_load(&reading->batch.error);
-    out->timed_out = atomic_load(&reading->batch.timed_out);
-    out->cancelled = atomic_load(&reading->batch.cancelled);
-    out->reserved = 0;
-}
-
-/* What a read of that process would meet: 0, or EPERM, ESRCH, ENOSYS... Access is checked before addresses are, so one
- * byte at address 0, which nobody maps, tells without reading anything. */
-EXPORT int th_probe_process(int32_t pid)
-{
-    uint8_t byte;
-    struct iovec local = {&byte, 1}, remote = {NULL, 1};
-    if (process_vm_readv(pid, &local, 1, &remote, 1, 0) >= 0 || errno == EFAULT)
-        return 0;
-    return errno;
-}
-
-/* Where Yama restricts reads to descendants, let any process of this user read this one. Returns 0 or errno. */
-EXPORT int th_allow_readers(void) { return prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0 ? 0 : errno; }
 
 /* ------------------------------------------------------------------ priority */
 

@@ -84,6 +84,19 @@ class Counter:
         self._settle(batch)
         insort(self._todo, batch)
 
+    def narrow(self, left: U64) -> int:
+        """All that was to do is verified but these chunks, ascending; nothing is in flight. Returns the watermark."""
+        if self._in_flight:
+            raise Broken(f"chunks {sorted(self._in_flight)} are in flight and cannot be settled together")
+        before, self._todo = self._todo, _spans(left)
+        known = np.zeros(len(self._ends), dtype=np.bool_)
+        for first, stop in before:
+            known[first:stop] = True
+        if not known[left.astype(np.int64)].all():
+            raise Broken(f"chunks {self._todo} are to do, after {before} were")
+        self.bytes_done += sum(map(self.span_bytes, before)) - sum(map(self.span_bytes, self._todo))
+        return self.watermark
+
     def span_bytes(self, span: Span) -> int:
         first, stop = span
         return int(self._ends[stop - 1]) - (int(self._ends[first - 1]) if first else 0)
@@ -92,6 +105,17 @@ class Counter:
         if batch not in self._in_flight:
             raise Broken(f"chunks {batch} are not in flight; those in flight: {sorted(self._in_flight)}")
         self._in_flight.remove(batch)
+
+
+def _spans(chunks: U64) -> list[Span]:
+    """Ascending chunks as spans, as few as possible."""
+    if not len(chunks):
+        return []
+    numbers = chunks.astype(np.int64)
+    gaps = np.flatnonzero(np.diff(numbers) != 1)
+    firsts = numbers[np.concatenate(([0], gaps + 1))]
+    stops = numbers[np.concatenate((gaps, [len(numbers) - 1]))] + 1
+    return list(zip(firsts.tolist(), stops.tolist(), strict=True))
 
 
 def _checked(wanted: Sequence[Span] | None, chunks: int) -> list[Span]:

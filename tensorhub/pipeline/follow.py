@@ -1,8 +1,9 @@
 """A reader's data path: follow one source's watermark, read what lies below it, verify it, raise one's own.
 
 Given a granted source, this module decides when to poll, how much to read at once, and whether what arrived may be
-believed. It never asks the server anything and never picks a source: it returns when the destination is complete, or
-raises `SourceFailed`, and can then go on from its counter with another source.
+believed; an engine that can follow by itself (`ports.Follower`) does that in its own threads, under the same rules. It
+never asks the server anything and never picks a source: it returns when the destination is complete, or raises
+`SourceFailed`, and can then go on from its counter with another source.
 
 Order is everything. The header is read and compared with the *granted* generation before the first byte. Digests and
 data are read only below the watermark that was read before them. A chunk counts, is shown to others and is never
@@ -15,18 +16,20 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from tensorhub.errors import Broken, SourceFailed
+from tensorhub.errors import Broken, EngineUnavailable, SourceFailed, SourceSilent
 from tensorhub.pipeline.counter import Counter, Span
+from tensorhub.pipeline.course import LANDED_BYTES, lay
 from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Exposure, Header
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
 from tensorhub.pipeline.plan import Plan
-from tensorhub.ports import U64, Chunks, Engine, Ranges
+from tensorhub.ports import U64, Chunks, Course, Engine, Follower, Ranges
 from tensorhub.types import Digest, Generation, SessionId
 
 #: Bytes of one batch, at most: handing one to an engine costs a fraction of a millisecond of Python, and a batch must
@@ -48,6 +51,12 @@ TORN_HEADERS_MAX = 100
 #: No rise of the source's watermark and no byte landed for this long, or a single read that takes longer: the source
 #: counts as stalled. The first read is of one chunk, at most 8 MiB: below 1 MB/s nobody should read from a source.
 STALL_S = 10.0
+#: A source that answers and has nothing new waits for its own source: whoever reads from *that* one finds out after
+#: `STALL_S`. All behind wait so many times as long, or the healthy would be reported all along a chain.
+STARVED_STALLS_MAX = 3
+#: Between two looks at what an engine that follows by itself has done: what is shown to people, and how late a reader
+#: that must stop does so.
+SAMPLE_S = 0.05
 #: A manifest of a million tensors takes about 60 MB; larger ones are a mistake or an attack.
 METADATA_BYTES_MAX = 512 << 20
 
@@ -74,6 +83,8 @@ class Source:
     incarnation: SessionId
     generation: Generation
     manifest: Digest
+    #: False when it may not show this generation yet: it was granted a source of its own a moment ago.
+    begun: bool = True
 
 
 @dataclass(slots=True)
@@ -89,6 +100,8 @@ class Filling:
     digests: U64
     counter: Counter
     raise_to: Callable[[int], None]
+    #: Told of a prefix that the engine has shown already, in the header at `own_block`.
+    shown: Callable[[int], None]
     #: Called before each look at the source: raises to make this reader stop (lease lost, transaction aborted).
     fence: Callable[[], None]
     verified: bool
@@ -100,6 +113,11 @@ class Filling:
     confirm_s: float = 0.0
     #: Seconds without progress after which a source is given up.
     stall_s: float = STALL_S
+    #: Our own progress block, for an engine that follows by itself; 0: nobody reads from here.
+    own_block: int = 0
+    sample_s: float = SAMPLE_S
+    #: Bytes that landed, those included that were read in vain.
+    bytes_read: int = 0
     #: Whose fault the last failure was.
     blame: Blame = Blame.ENGINE
     #: Bytes per second of the last batches, for the size of the next.
@@ -109,7 +127,105 @@ class Filling:
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
         self.blame = Blame.ENGINE
-        plan = Plan.of(source_map, self.memory, self.manifest.chunk_starts, self.manifest.chunk_ends, self.counter.todo)
+        if not source.begun:
+            await self._wait_begun(source)
+        if isinstance(source.engine, Follower) and self.digest_landed is None:
+            await self._follow_by_engine(source, source.engine, source_map)
+        else:
+            await self._follow_by_batches(source, self._plan(source_map))
+        await self._confirm(source)
+
+    def _plan(self, source_map: MemoryMap) -> Plan:
+        manifest = self.manifest
+        return Plan.of(source_map, self.memory, manifest.chunk_starts, manifest.chunk_ends, self.counter.todo)
+
+    async def _wait_begun(self, source: Source) -> None:
+        """Until the source shows the granted generation, and not what its memory held before."""
+        time = asyncio.get_running_loop().time
+        began = time()
+        while True:
+            self.fence()
+            header = await self._whole_header(source)
+            if header.generation == source.generation or header.incarnation != source.incarnation:
+                return  # or it is another process: the next look says so
+            waited = time() - began
+            if waited > self.stall_s:
+                self.blame = Blame.SILENCE
+                raise SourceFailed(f"{source.name} was granted this version and did not begin for {waited:.3g} s")
+            await asyncio.sleep(min(max(waited / 4, POLL_S_MIN), POLL_S_MAX))
+
+    # ------------------------------------------------------------ by the engine
+
+    async def _follow_by_engine(self, source: Source, engine: Follower, source_map: MemoryMap) -> None:
+        stalls = 0
+        while not self.counter.is_complete:
+            self.fence()
+            # Before the first byte: a source that is not what was granted, or has no digests, is said so by name.
+            await self._header(source)
+            before = self.counter.bytes_done
+            course = lay(
+                self._plan(source_map),
+                source.exposure.block,
+                source.generation,
+                self.own_block,
+                self.digests,
+                verified=self.verified,
+            )
+            try:
+                await self._run_course(source, engine, course)
+            except SourceSilent as silence:
+                stalls = 1 if self.counter.bytes_done > before else stalls + 1
+                await self._check_starved(source, stalls, silence)
+            except SourceFailed as failure:
+                await self._explain(source)
+                raise SourceFailed(f"{source.name}: {failure.message}", failure.where) from failure
+
+    async def _run_course(self, source: Source, engine: Follower, course: Course) -> None:
+        """Let the engine follow, and count what it has done, also when it fails or is to stop."""
+        following = asyncio.ensure_future(engine.follow(source.peer, course, self.stall_s))
+        try:
+            while not following.done():
+                await asyncio.wait([following], timeout=self.sample_s)
+                self._count(course)
+                self.fence()
+            following.result()
+        finally:
+            following.cancel()
+            # Nothing may land after this method has returned.
+            await asyncio.gather(following, return_exceptions=True)
+            self._count(course)
+            # Of a chunk that was read in vain the digest may count as well.
+            digests = DIGEST_BYTES * int(course.done.sum()) if course.is_verified else 0
+            self.bytes_read += int(course.told[LANDED_BYTES]) - digests
+
+    def _count(self, course: Course) -> None:
+        watermark = self.counter.narrow(course.numbers[course.done == 0])
+        if course.own_block:
+            self.shown(watermark)
+        else:
+            self.raise_to(watermark)
+
+    async def _check_starved(self, source: Source, stalls: int, silence: SourceSilent) -> None:
+        """Return if the source itself waits for more, and may go on doing so; else raise."""
+        header = await self._header(source)
+        if header.watermark > self.counter.watermark or stalls >= STARVED_STALLS_MAX:
+            self.blame = Blame.SILENCE
+            raise SourceFailed(
+                f"{source.name} made no progress for {stalls * self.stall_s:g} s at chunk {self.counter.watermark}"
+            ) from silence
+
+    async def _explain(self, source: Source) -> None:
+        """After a failure of the engine: raise what the source itself says against it, if anything."""
+        with suppress(EngineUnavailable):
+            try:
+                await self._header(source)
+            except SourceFailed:
+                if self.blame is not Blame.ENGINE:
+                    raise
+
+    # ------------------------------------------------------------ by batches
+
+    async def _follow_by_batches(self, source: Source, plan: Plan) -> None:
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._follow(source, plan, tasks)
@@ -118,7 +234,6 @@ class Filling:
                 task.cancel()
             # Nothing may land after this method has returned: wait for every read to be over.
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._confirm(source)
 
     async def _follow(self, source: Source, plan: Plan, tasks: list[asyncio.Task[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -146,9 +261,10 @@ class Filling:
                     moved = loop.time()
             else:
                 await asyncio.sleep(poll)
-            if loop.time() - moved > self.stall_s:
+            waits = limit < whole and not tasks and not self.counter.ready_bytes(limit)
+            if loop.time() - moved > self.stall_s * (STARVED_STALLS_MAX if waits else 1):
                 self.blame = Blame.SILENCE
-                raise SourceFailed(f"{source.name} made no progress for {self.stall_s:g} s at chunk {limit}")
+                raise SourceFailed(f"{source.name} made no progress for {loop.time() - moved:.3g} s at chunk {limit}")
 
     def _start(self, source: Source, plan: Plan, limit: int, tasks: list[asyncio.Task[None]]) -> None:
         """Start batches below `limit`, up to the window. Small ones only when nothing else would be in flight."""
@@ -188,9 +304,11 @@ class Filling:
         chunks = Chunks(firsts, found) if self.verified and self.digest_landed is None else None
         try:
             await source.engine.read(source.peer, reads, self.stall_s, chunks)
-        except SourceFailed:
+        except SourceFailed as failure:
+            self.bytes_read += failure.where.bytes_done or 0
             self.note_silence(began)
             raise
+        self.bytes_read += self.counter.span_bytes(batch)
         if self.verified and self.digest_landed is not None:
             await self.digest_landed(first, stop, found)
         rate = self.counter.span_bytes(batch) / max(loop.time() - began, 1e-6)

@@ -1,7 +1,7 @@
-"""`python -m tensorhub.server local|grpc`: runs a reference server in this process, or detached from its starter.
+"""`python -m tensorhub.server local|grpc|frames`: a reference server in this process, or detached from its starter.
 
 It reads arguments and environment and sets logging up; it decides nothing a server does. It imports neither torch nor
-ray, nor grpc for the local server: the first client of a host waits for it.
+ray, nor grpc where it is not spoken: the first client of a host waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from logging.handlers import RotatingFileHandler
 
 from tensorhub.errors import BadRequest, Broken, TensorHubError
-from tensorhub.server import grpc_command
+from tensorhub.server import frames_command, grpc_command
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
 from tensorhub.server.machine import Machine
@@ -83,15 +83,15 @@ async def _serve_local(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_grpc(options: argparse.Namespace) -> int:
+def _run_remote(options: argparse.Namespace) -> int:
     _set_up_logging(logging.StreamHandler())
     _raise_descriptor_limit()
-    return asyncio.run(_serve_grpc(options))
+    return asyncio.run(_serve_remote(options))
 
 
-async def _serve_grpc(options: argparse.Namespace) -> int:
+async def _serve_remote(options: argparse.Namespace) -> int:
     token = read_token(options.token_file)
-    return await grpc_command.run(_host(options, token), options, has_token=bool(token))
+    return int(await options.command.run(_host(options, token), options, has_token=bool(token)))
 
 
 def _host(options: argparse.Namespace, token: bytes = b"") -> Host:
@@ -126,14 +126,16 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get(IDLE_ENV, IDLE_S),
         help=f"how long to stay when nobody is there (or {IDLE_ENV})",
     )
-    remote = kinds.add_parser(
-        "grpc",
-        help="for the processes of a cluster, over gRPC; in the foreground",
-        epilog="`tensorhub serve local` runs the one of this host instead; its options: tensorhub serve local --help",
-    )
-    remote.set_defaults(run=_run_grpc)
-    grpc_command.add_options(remote)
-    _add_durations(remote)
+    for kind, command, spoken in (("grpc", grpc_command, "gRPC"), ("frames", frames_command, "plain frames")):
+        remote = kinds.add_parser(
+            kind,
+            help=f"for the processes of a cluster, over {spoken}; in the foreground",
+            epilog="`tensorhub serve` runs the one over gRPC, `tensorhub serve frames` the one over plain frames, "
+            "`tensorhub serve local` the one of this host; their options: tensorhub serve KIND --help",
+        )
+        remote.set_defaults(run=_run_remote, command=command)
+        command.add_options(remote)
+        _add_durations(remote)
     return parser
 
 

@@ -1,7 +1,7 @@
 """Frames over TCP: where a server whose clients may reach it directly listens.
 
-It decides what is bound and whom logs name; how a connection is served is `server/streams.py`'s, who may say Hello the
-host's. It binds to one number of this host and never to all of them.
+It decides whom logs name; how a connection is served is `server/streams.py`'s, who may say Hello the host's. It binds
+what it is told to, never more.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from tensorhub.server.streams import BACKLOG, serve_streams
 from tensorhub.wire.sockets import tcp_socket, tune
 
 
-def listen(host: str) -> socket.socket:
-    """A listener on a port of the system's choice, on that number of this host; `ServerUnavailable` when refused."""
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A listener on that number of this host, on a port of the system's choice if it is 0; `ServerUnavailable` when
+    refused."""
     listener = tcp_socket(host)
     try:
-        listener.bind((host, 0))
+        # A server that is started again finds its port in the hands of the old one's connections, which inherit this.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ServerUnavailable(f"cannot listen on {host}: {error}") from error
+        raise ServerUnavailable(f"cannot listen at {Address(host, port)}: {error}") from error
     return listener
 
 

@@ -7,13 +7,30 @@ aborts the transaction.
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
-from tensorhub.messages import Granted, Held, Reference
-from tensorhub.server.holdings import attach, drop, hide, is_drained, make, pin, unpin
-from tensorhub.server.placement import Choice, Reader, choose
-from tensorhub.server.settings import BUFFER_SETS_MAX, DEPTH_MAX
-from tensorhub.server.state import Holding, HoldingState, Member, Part, Phase, Slot, Transaction
+from tensorhub.messages import Granted, Held, Locator, Reference
+from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
+from tensorhub.server.offers import hide, promise
+from tensorhub.server.placement import Choice, Place, Reader, centre_of, choose, rack
+from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
+from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, ModelTable, Part, Phase, Slot, Transaction
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
+
+
+def in_order(model: ModelTable) -> list[Transaction]:
+    """Undecided transactions as they shall choose their sources when a version comes for all of them.
+
+    As in the lines of those who wait: first the data centres that have the newest version, rack by rack; slow ones
+    last of all.
+    """
+    centres = model.current[model.readable[-1]].centres if model.readable else {}
+
+    def order(transaction: Transaction) -> tuple[bool, bool, Place]:
+        members = transaction.replica.members.values()
+        place = rack(next(iter(members)).location)
+        return any(member.slow for member in members), centre_of(place) not in centres, place
+
+    return sorted(model.undecided.values(), key=order)
 
 
 def admit(turn: Turn, part: Part) -> TensorHubError | None:
@@ -56,12 +73,58 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
         _grant(turn, part, slot, choice)
         return None
     part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
-    if slot is None or not may_appear(slot, part):
-        leave_queue(part)
+    keeps_source = part.filling is not None and part.filling.upstream is not None
+    if slot is None or not (keeps_source or may_appear(slot, part)):
+        leave_queue(turn, part)
         return _lost(part)
-    part.lack = f"all {len(slot.complete)} complete holders are full, quarantined or failed this reader"
-    slot.queue[part.member.seat] = part
+    _queue(turn, part, slot)
     return None
+
+
+def _queue(turn: Turn, part: Part, slot: Slot) -> None:
+    """Wait in line. Patience of who asks for a first source ends with the promises that it waits for."""
+    seat, count = part.member.seat, len(slot.complete)
+    if part.filling is not None and part.filling.asked:
+        part.lack = part.filling.asked
+    else:
+        part.lack = f"none of {len(slot.holdings)} holders has a place for this reader; {count} of them are complete"
+    if part.line is None:
+        part.line = _line_of(part, slot)
+        slot.lines.setdefault(part.line, {})[seat] = part
+        if part.filling is not None and part.patient:
+            is_slow = part.filling.asked and part.member.slow
+            patience_ns = turn.settings.slow_patience_ns if is_slow else turn.settings.patience_ns
+            turn.deadlines.set(("patience", seat), turn.now_ns + patience_ns)
+
+
+def _line_of(part: Part, slot: Slot) -> Line:
+    member = part.member
+    if part.filling is not None or any(holding.slot is slot for holding in member.holdings.values()):
+        return Kind.ODD, ()
+    return Kind.SLOW if member.slow else Kind.NEW, rack(member.location)
+
+
+def leave_queue(turn: Turn, part: Part) -> None:
+    """It waits for no source any more; the next time it is patient again."""
+    slot, line = slot_of(part), part.line
+    part.patient = True
+    turn.deadlines.cancel(("patience", part.member.seat))
+    if slot is not None and line is not None:
+        part.line = None
+        del slot.lines[line][part.member.seat]
+        if not slot.lines[line]:
+            del slot.lines[line]
+
+
+def lose_patience(turn: Turn, part: Part) -> TensorHubError | None:
+    """It waited long enough for an idle source: any will do, also the one that it was asked to leave."""
+    part.patient = False
+    filling, slot = part.filling, slot_of(part)
+    if filling is not None and slot is not None and filling.upstream is not None:
+        choice = choose(slot, reader_of(part)) or Choice(filling.upstream, "no other has a place")
+        _grant(turn, part, slot, choice)
+        return None
+    return place(turn, part)
 
 
 def reader_of(part: Part) -> Reader:
@@ -73,6 +136,7 @@ def reader_of(part: Part) -> Reader:
         suspects=part.suspects,
         prefer=transaction.source if any(each.filling for each in transaction.parts.values()) else None,
         pinned=transaction.pins.get(part.member.seat.shard),
+        patient=part.patient,
     )
 
 
@@ -93,7 +157,7 @@ def slot_of(part: Part) -> Slot | None:
 
 def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
     transaction, member, source = part.transaction, part.member, choice.holding
-    leave_queue(part)
+    leave_queue(turn, part)
     turn.deadlines.cancel(("part", member.seat))
     kind = "granted"
     if part.filling is None:
@@ -102,16 +166,40 @@ def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
         kind = "rerouted"
     if transaction.source is None:
         transaction.source = source.member.replica.id
+    _offer(part, part.filling)
+    reason = f"{choice.reason}; {part.filling.asked}" if part.filling.asked else choice.reason
+    detach(turn, part.filling)
     attach(turn, part.filling, source)
+    if part.serves:
+        promise(turn, part.filling)
     part.phase, part.lack = Phase.READING, ""
     unpin(turn, transaction, member.seat.shard)
-    _answer(turn, part, granted(slot, source, choice.reason))
-    turn.event(kind, slot.record.model, slot.record.version, member.seat, f"{source.member.seat}: {choice.reason}")
+    _answer(turn, part, granted(slot, source, reason))
+    turn.event(kind, slot.record.model, slot.record.version, member.seat, f"{source.member.seat}: {reason}")
+
+
+def part_of(holding: Holding) -> Part | None:
+    """The part that this filling belongs to; a claimed one has none."""
+    transaction = holding.member.replica.transaction
+    part = None if transaction is None else transaction.parts.get(holding.member.seat.shard)
+    return part if part is not None and part.filling is holding else None
+
+
+def _offer(part: Part, filling: Holding) -> None:
+    """It has said how it will be shown: the next reader may be sent to it at once, and waits there for it to begin.
+
+    So a chain of any length is made in one step; each link would else wait for the one before to plan and to call.
+    """
+    request = part.request
+    if request.manifest == filling.slot.content.manifest and request.serves and not filling.serves:
+        filling.locators, filling.exposure = request.locators, request.exposure
+        filling.serves = True
 
 
 def granted(slot: Slot, source: Holding, reason: str) -> Granted:
     root = slot.root if slot.root is not None else UNVERIFIED
-    return Granted(slot.record.version, slot.content, root, reference(source), reason)
+    begun = source.begun or source.state is not HoldingState.FILLING
+    return Granted(slot.record.version, slot.content, root, reference(source), reason, begun=begun)
 
 
 def reference(holding: Holding) -> Reference:
@@ -127,26 +215,22 @@ def _answer(turn: Turn, part: Part, message: Granted | Held) -> None:
         turn.say(part.member.session.id, call, message)
 
 
-def leave_queue(part: Part) -> None:
-    slot = slot_of(part)
-    if slot is not None:
-        slot.queue.pop(part.member.seat, None)
-
-
 # ---------------------------------------------------------------- hope
 
 
 def may_appear(slot: Slot, part: Part) -> bool:
     """Whether a source for this part may still come: a complete copy, its pin, or a chain that leads to one.
 
-    Scans only when the last complete copy is hidden or gone.
+    Scans only when the last complete copy is hidden or gone; then each holding once.
     """
     if part.member.seat.shard in part.transaction.pins:
         return True
-    complete, fillings = slot.complete.values(), slot.holdings.values()
-    return any(_suits(holding, part) for holding in complete) or any(
-        holding.state is HoldingState.FILLING and _suits(holding, part) and _is_fed(holding, part.filling)
-        for holding in fillings
+    if any(_suits(holding, part) for holding in slot.complete.values()):
+        return True
+    fed: dict[Generation, bool] = {}
+    return any(
+        holding.state is HoldingState.FILLING and _suits(holding, part) and _is_fed(holding, part.filling, fed)
+        for holding in slot.holdings.values()
     )
 
 
@@ -154,16 +238,25 @@ def _suits(holding: Holding, part: Part) -> bool:
     return holding.member.replica is not part.transaction.replica and holding.generation not in part.suspects
 
 
-def _is_fed(holding: Holding, filling: Holding | None) -> bool:
-    """Whether a chain of sources leads from this filling to everything, without passing through `filling`."""
+def _is_fed(holding: Holding, filling: Holding | None, fed: dict[Generation, bool]) -> bool:
+    """Whether a chain of sources leads from this holding to everything, without passing through `filling`.
+
+    `fed` remembers it of every holding on the way.
+    """
+    chain: list[Generation] = []
     above: Holding | None = holding
-    for _ in range(DEPTH_MAX + 1):
-        if above is None or above is filling:
-            return False
+    verdict = False
+    while above is not None and above is not filling:
+        if above.generation in fed:
+            verdict = fed[above.generation]
+            break
         if above.state is not HoldingState.FILLING or above.watermark == above.slot.content.chunks:
-            return True
+            verdict = True
+            break
+        chain.append(above.generation)
         above = above.upstream
-    return False
+    fed.update(dict.fromkeys(chain, verdict))
+    return verdict
 
 
 def _lost(part: Part) -> VersionUnavailable:
@@ -191,3 +284,14 @@ def check_buffers(member: Member, buffers: str) -> None:
     check_name("buffer set", buffers)
     if buffers not in member.holdings and len(member.holdings) >= BUFFER_SETS_MAX:
         raise BadRequest(f"a shard has at most {BUFFER_SETS_MAX} buffer sets", at(member))
+
+
+def check_opaque(member: Member, locators: tuple[Locator, ...], exposure: bytes) -> None:
+    """Locators and exposures are the holder's own affair, but not their size."""
+    longest = max([len(exposure), *(len(locator.data) for locator in locators)])
+    if len(locators) > LOCATORS_MAX or longest > OPAQUE_BYTES_MAX:
+        raise BadRequest(
+            f"a reference has at most {LOCATORS_MAX} locators of {OPAQUE_BYTES_MAX} bytes, "
+            f"not {len(locators)} of up to {longest}",
+            at(member),
+        )

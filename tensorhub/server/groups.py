@@ -21,8 +21,9 @@ from tensorhub.errors import (
     WaitTimeout,
 )
 from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
-from tensorhub.server import grants, origins
-from tensorhub.server.holdings import detach, drop, hide, linger, names, pin, refresh, show, stopped, unpin
+from tensorhub.server import grants, origins, stragglers
+from tensorhub.server.holdings import detach, drop, linger, names, pin, stopped, unpin
+from tensorhub.server.offers import hide, refresh, show
 from tensorhub.server.settings import OUTCOMES_MAX
 from tensorhub.server.state import (
     Holding,
@@ -67,7 +68,7 @@ def replicate(turn: Turn, request: Replicate) -> None:
         )
         abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
         raise error
-    part = Part(transaction, member, request.generation, request.serves, turn.until(request.timeout_ns), call=turn.call)
+    part = Part(transaction, member, request, turn.until(request.timeout_ns), call=turn.call)
     transaction.parts[request.seat.shard] = part
     turn.deadlines.set(("part", request.seat), part.deadline_ns)
     if transaction.record is None:
@@ -133,6 +134,7 @@ def _check_request(turn: Turn, member: Member, request: Replicate) -> None:
     parse_selector(request.selector)
     grants.check_generation(turn, member, request.generation)
     grants.check_buffers(member, request.buffers)
+    grants.check_opaque(member, request.locators, request.exposure)
     holding = member.holdings.get(request.buffers)
     if holding is not None and holding.drain is not None:
         raise Busy(f"buffer set {request.buffers!r} is being unpublished; wait for it", at(member))
@@ -245,7 +247,7 @@ def _finish(turn: Turn, part: Part, filling: Holding, request: Done) -> None:
         error = wrong_root(part)
         abort(turn, part.transaction, {part.member.seat.shard: error}, (part.member.seat.shard,))
         raise error
-    grants.leave_queue(part)
+    grants.leave_queue(turn, part)
     if part.call is not None:
         turn.refuse(part.member.session.id, part.call, Busy("the filling was reported done", at(part.member)))
     turn.deadlines.cancel(("part", part.member.seat))
@@ -254,6 +256,7 @@ def _finish(turn: Turn, part: Part, filling: Holding, request: Done) -> None:
     filling.watermark = slot.content.chunks
     origins.count(filling, request.bytes_done)
     detach(turn, filling)
+    stragglers.finished(turn, filling)
     refresh(turn, filling)
     if known is not None:
         settled(turn, part)
@@ -275,13 +278,6 @@ def settled(turn: Turn, part: Part) -> None:
     transaction.done[part.member.seat.shard] = None
     if len(transaction.done) == transaction.replica.shards:
         commit(turn, transaction)
-
-
-def part_of(holding: Holding) -> Part | None:
-    """The part that this filling belongs to; a claimed one has none."""
-    transaction = holding.member.replica.transaction
-    part = None if transaction is None else transaction.parts.get(holding.member.seat.shard)
-    return part if part is not None and part.filling is holding else None
 
 
 def commit(turn: Turn, transaction: Transaction) -> None:
@@ -385,7 +381,7 @@ def close(turn: Turn, transaction: Transaction, outcome: Outcome) -> None:
     turn.deadlines.cancel(("transaction", replica.model.key, replica.id))
     for part in transaction.parts.values():
         turn.deadlines.cancel(("part", part.member.seat))
-        grants.leave_queue(part)
+        grants.leave_queue(turn, part)
     for shard in list(transaction.pins):
         unpin(turn, transaction, shard)
     record(replica, transaction.group, transaction.sequence, outcome)

@@ -1,4 +1,4 @@
-"""The options of a server over gRPC, and its life as a process: what it prints first, what ends it, its exit code.
+"""The options of a server over gRPC: what it binds, what seals it, what it lacks then.
 
 It decides nothing a server does. `server/__main__.py` and the command line's `tensorhub serve` both run it.
 """
@@ -6,20 +6,15 @@ It decides nothing a server does. `server/__main__.py` and the command line's `t
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
-import signal
 import socket
-import sys
 
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Broken, ServerUnavailable
+from tensorhub.errors import BadRequest, ServerUnavailable
+from tensorhub.server.foreground import announce, until_ended
 from tensorhub.server.host import Host
 from tensorhub.wire.token import TOKEN_ENV, TOKEN_FILE_ENV
 
 PORT = 50051
-
-_LOG = logging.getLogger("tensorhub.server")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +48,9 @@ async def run(host: Host, options: argparse.Namespace, *, has_token: bool) -> in
         raise BadRequest("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top of them")
     tls = Tls(options.tls_cert, options.tls_key, options.tls_client_ca) if options.tls_cert else None
     listen = Address.parse(options.listen) if options.listen else default_listen()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, host.stop, f"signal {number.name}")
-    try:
-        await serve(host, listen, tls, lambda bound: _announce(bound, tls=tls is not None, token=has_token))
-    except Broken:
-        return 1  # logged with its story by the host
-    _LOG.info("the server has left")
-    return 0
+    lacks = [name for name, given in (("TLS", tls is not None), ("a token", has_token)) if not given]
+    scheme = "grpc" if tls is None else "grpcs"
+    return await until_ended(host, serve(host, listen, tls, lambda bound: announce(scheme, bound, lacks)))
 
 
 def default_listen() -> Address:
@@ -72,12 +61,3 @@ def default_listen() -> Address:
     except OSError:
         return Address("0.0.0.0", PORT)  # noqa: S104 - a server is there to be reached; the warning says what that means
     return Address("::", PORT)
-
-
-def _announce(bound: Address, *, tls: bool, token: bool) -> None:
-    """The first line is the address, for people and scripts."""
-    sys.stdout.write(f"{'grpcs' if tls else 'grpc'}://{bound}\n")
-    sys.stdout.flush()
-    if not bound.is_loopback and not (tls and token):
-        lacks = " and ".join(name for name, given in (("TLS", tls), ("a token", token)) if not given)
-        _LOG.warning("listens beyond this host without %s: see docs/security.md", lacks)

@@ -1,31 +1,30 @@
-"""Every change of a holding: made, offered, read from, hidden, dropped. The one place that keeps the indexes true.
+"""Every change of a holding: made, read from, filled further, kept for others, dropped.
 
-It never decides who reads what or which version wins; it marks what others must look at again.
+It never decides who reads what or which version wins; it marks what others must look at again. What is offered because
+of a change, `offers.py` keeps.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
 from tensorhub.errors import Closed
 from tensorhub.messages import Content, SourceLost, Unpublished
-from tensorhub.server import origins
-from tensorhub.server.placement import of_replica, prefixes, shelf_of, weight
-from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX, SERVED_MAX
+from tensorhub.server import origins, pace
+from tensorhub.server.offers import refresh
+from tensorhub.server.placement import of_replica, weight_of
+from tensorhub.server.settings import DEPTH_MAX, SERVED_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
+    Kind,
     Linger,
-    Listed,
     Member,
     Session,
-    Shelf,
     Slot,
     Transaction,
     VersionRecord,
 )
 from tensorhub.server.turn import Turn, at, seat_of
-from tensorhub.types import UNVERIFIED, Generation, Location, Seat, Version
+from tensorhub.types import UNVERIFIED, Generation, Seat, Version
 
 # ---------------------------------------------------------------- life
 
@@ -77,6 +76,7 @@ def link(turn: Turn, reader: Holding, source: Holding) -> None:
         above = above.upstream
     if above is None and source.slot is reader.slot:
         attach(turn, reader, source)
+        raise_to(turn, source, reader.watermark)
 
 
 def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
@@ -149,10 +149,11 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
     """The reader reads from the source from now on."""
     reader.upstream = source
     origins.begin(reader, source, turn.now_ns)
+    pace.restart(reader, turn.now_ns)
     source.readers[reader.generation] = reader
     if len(source.served) < SERVED_MAX:
         source.served[str(reader.member.seat)] = None
-    reader.weight = weight(reader.watermark, reader.slot.content.chunks)
+    reader.weight = weight_of(reader)
     source.load += reader.weight
     _rise(source)
     refresh(turn, source)
@@ -172,7 +173,8 @@ def detach(turn: Turn, reader: Holding) -> None:
 
 
 def _unlink(turn: Turn, reader: Holding, source: Holding) -> None:
-    reader.upstream = None
+    reader.upstream, reader.asked = None, ""
+    turn.deadlines.cancel(("asked", reader.generation))
     origins.end(reader, turn.now_ns)
     del source.readers[reader.generation]
     source.load -= reader.weight
@@ -196,19 +198,36 @@ def advance(turn: Turn, holding: Holding, watermark: int, bytes_done: int) -> No
     watermark = min(watermark, holding.slot.content.chunks)
     if watermark <= holding.watermark:
         return
-    holding.watermark = watermark
     source = holding.upstream
     if source is not None:
         source.reports.clear()
         source.quarantined = False
         turn.deadlines.cancel(("quarantine", source.generation))
-        now = weight(watermark, holding.slot.content.chunks)
-        source.load += now - holding.weight
-        holding.weight = now
-        refresh(turn, source)
-    if holding.slot.queue:
+    raise_to(turn, holding, watermark)
+
+
+def raise_to(turn: Turn, holding: Holding, watermark: int) -> None:
+    """It holds so many chunks. So does what it reads from, though that one has not told yet: chains stay sorted."""
+    filling: Holding | None = holding
+    while filling is not None and filling.watermark < watermark:
+        filling.watermark, filling.begun = watermark, True
+        source = filling.upstream
+        if source is not None:
+            reweigh(turn, filling)
+        refresh(turn, filling)
+        filling = source
+    if (Kind.ODD, ()) in holding.slot.lines:
         turn.slots[holding.slot] = None
-    refresh(turn, holding)
+
+
+def reweigh(turn: Turn, reader: Holding) -> None:
+    """What its source has to bear of it has changed."""
+    source = reader.upstream
+    if source is not None:
+        now = weight_of(reader)
+        source.load += now - reader.weight
+        reader.weight = now
+        refresh(turn, source)
 
 
 def names(holding: Holding) -> tuple[str, ...]:
@@ -278,117 +297,3 @@ def unpin(turn: Turn, transaction: Transaction, shard: int) -> None:
 
 def _slot_of(transaction: Transaction, shard: int) -> Slot | None:
     return None if transaction.record is None else transaction.record.slots.get(shard)
-
-
-# ---------------------------------------------------------------- indexes
-
-
-def hide(turn: Turn, holding: Holding) -> None:
-    """Offer it to no new reader."""
-    holding.hidden = True
-    refresh(turn, holding)
-
-
-def show(turn: Turn, holding: Holding) -> None:
-    """Undo `hide`: nothing was written."""
-    holding.hidden = False
-    refresh(turn, holding)
-
-
-def refresh(turn: Turn, holding: Holding) -> None:
-    """Make the indexes say what the holding is now. Cheap when nothing changed."""
-    now = _listing(turn, holding)
-    before = holding.listed
-    if now == before:
-        return
-    slot = holding.slot
-    readable, local = slot.record.readable, _local_shards(holding)
-    if before is not None:
-        _unlist(holding, before)
-    holding.listed = now
-    if now is not None:
-        _list(holding, now)
-    if _local_shards(holding) != local:
-        turn.models[slot.record.model] = None
-    if slot.record.readable != readable:
-        _readable_changed(turn, slot.record, holding)
-    if now is not None and now.shelf is not None and slot.queue:
-        turn.slots[slot] = None
-
-
-def _local_shards(holding: Holding) -> int:
-    """Shards of the version that have a source in the holder's data centre."""
-    return len(holding.slot.record.centres.get(centre(holding.member.location), ()))
-
-
-def _listing(turn: Turn, holding: Holding) -> Listed | None:
-    if holding.hidden or not holding.proven or turn.state.generations.get(holding.generation) is not holding:
-        return None
-    filling = holding.state is HoldingState.FILLING
-    moving = holding.upstream is not None or holding.watermark == holding.slot.content.chunks
-    if filling and not (holding.serves and moving):
-        return None
-    has_place = len(holding.readers) < READERS_PER_SOURCE_MAX and not holding.quarantined
-    return Listed(not filling, centre(holding.member.location), shelf_of(holding) if has_place else None, holding.load)
-
-
-def _list(holding: Holding, listed: Listed) -> None:
-    slot, record = holding.slot, holding.slot.record
-    if listed.complete:
-        slot.complete[holding.generation] = holding
-        slot.replicated += holding.state is HoldingState.COMPLETE
-        record.covered += len(slot.complete) == 1
-    counts = record.centres.setdefault(listed.centre, {})
-    counts[slot.shard] = counts.get(slot.shard, 0) + 1
-    if listed.shelf is not None:
-        slot.free += 1
-        for prefix in prefixes(holding.member.location):
-            row = slot.shelves.setdefault(prefix, Shelf()).rows[listed.shelf]
-            insort(row, (listed.load, holding.born, holding))
-
-
-def _unlist(holding: Holding, listed: Listed) -> None:
-    slot, record = holding.slot, holding.slot.record
-    if listed.complete:
-        del slot.complete[holding.generation]
-        slot.replicated -= holding.state is HoldingState.COMPLETE
-        record.covered -= len(slot.complete) == 0
-    counts = record.centres[listed.centre]
-    counts[slot.shard] -= 1
-    if counts[slot.shard] == 0:
-        del counts[slot.shard]
-        if not counts:
-            del record.centres[listed.centre]
-    if listed.shelf is not None:
-        slot.free -= 1
-        for prefix in prefixes(holding.member.location):
-            shelf = slot.shelves[prefix]
-            row = shelf.rows[listed.shelf]
-            del row[bisect_left(row, (listed.load, holding.born))]
-            if not any(shelf.rows):
-                del slot.shelves[prefix]
-
-
-def centre(location: Location) -> str:
-    """The data centre; unknown locations are local to each other."""
-    return location.parts[0] if location.parts else ""
-
-
-def _readable_changed(turn: Turn, record: VersionRecord, cause: Holding) -> None:
-    if not record.retired:
-        index_readable(record)
-    turn.models[record.model] = None
-    kind = "readable" if record.readable else "hidden"
-    turn.event(kind, record.model, record.version, cause.member.seat)
-
-
-def index_readable(record: VersionRecord) -> None:
-    """Put the record in or out of its model's list of readable versions."""
-    row, number = record.model.readable, record.version.number
-    place = bisect_left(row, number)
-    listed = place < len(row) and row[place] == number
-    wanted = record.readable and not record.retired
-    if wanted and not listed:
-        row.insert(place, number)
-    elif listed and not wanted:
-        del row[place]

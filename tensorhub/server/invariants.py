@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tensorhub.errors import Broken, Where
-from tensorhub.server.holdings import centre, is_drained
-from tensorhub.server.placement import prefixes, shelf_of, weight
-from tensorhub.server.settings import DEPTH_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
+from tensorhub.server.holdings import is_drained
+from tensorhub.server.placement import centre, prefixes, shelf_of, weight_of
+from tensorhub.server.settings import DEPTH_MAX, MOVES_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -138,7 +138,7 @@ def _slot(slot: Slot) -> Iterator[Finding]:
     expected: dict[tuple[str, ...], list[list[tuple[int, int]]]] = {}
     for holding in sorted(shelved, key=lambda each: (each.load, each.born)):
         for prefix in prefixes(holding.member.location):
-            rows = expected.setdefault(prefix, [[], [], []])
+            rows = expected.setdefault(prefix, [[], [], [], []])
             rows[shelf_of(holding)].append((holding.load, holding.born))
     actual = {prefix: [[entry[:2] for entry in row] for row in shelf.rows] for prefix, shelf in slot.shelves.items()}
     yield "shelves are true", actual == expected
@@ -151,10 +151,19 @@ def _slot(slot: Slot) -> Iterator[Finding]:
     )
     for generation in slot.reported:
         yield "a reported root waits for the version's", slot.root is None and generation in slot.holdings
-    for seat, part in slot.queue.items():
-        waits = part.phase in (Phase.QUEUED, Phase.REROUTING)
-        yield "who queues waits for a source and is owed an answer", waits and part.call is not None
-        yield "who queues is in an open transaction", part.member.seat == seat and _is_open(part)
+    promises: dict[str, int] = {}
+    for holding in slot.holdings.values():
+        if holding.promises:
+            here = centre(holding.member.location)
+            promises[here] = promises.get(here, 0) + 1
+    yield "promises are counted", promises == slot.promises
+    for line, queue in slot.lines.items():
+        yield "no line is empty", bool(queue)
+        for seat, part in queue.items():
+            waits = part.phase in (Phase.QUEUED, Phase.REROUTING)
+            yield "who queues waits for a source and is owed an answer", waits and part.call is not None
+            yield "who queues is in an open transaction", part.member.seat == seat and _is_open(part)
+            yield "who queues knows its line", part.line == line
 
 
 def _is_open(part: Part) -> bool:
@@ -182,11 +191,13 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
     )
     yield from _origins(holding)
     yield "a source has at most so many readers", len(holding.readers) <= READERS_PER_SOURCE_MAX
+    filling = holding.state is HoldingState.FILLING
     for generation, reader in holding.readers.items():
+        yield "no reader has more than its source", not filling or reader.watermark <= holding.watermark
         yield "a reader knows its source", reader.upstream is holding and reader.generation == generation
         yield "a reader reads the same shard of the same version", reader.slot is slot
         yield "a reader is filling", reader.state is HoldingState.FILLING
-        yield "a reader's weight is true", reader.weight == weight(reader.watermark, slot.content.chunks)
+        yield "a reader's weight is true", reader.weight == weight_of(reader)
     yield "load is the sum of weights", holding.load == sum(reader.weight for reader in holding.readers.values())
     yield "height is true", holding.height == max((each.height + 1 for each in holding.readers.values()), default=0)
     depth, above = 0, holding.upstream
@@ -206,6 +217,10 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
         (("drain", holding.generation) in state.deadlines.at) == (drains)
         and (not drains or (holding.hidden and not is_drained(holding))),
     )
+    yield "who was asked to leave has a source", not holding.asked or holding.upstream is not None
+    yield "moves are bounded", holding.moves <= MOVES_MAX
+    yield "promises end", holding.promises == (("promise", holding.generation) in state.deadlines.at)
+    yield "who promises reads and does not serve", not (holding.promises and (holding.serves or not holding.upstream))
     yield "doubt ends", holding.is_unsure == (("unsure", holding.generation) in state.deadlines.at)
     yield "quarantine ends", holding.quarantined == (("quarantine", holding.generation) in state.deadlines.at)
 
@@ -258,13 +273,19 @@ def _part(state: State, transaction: Transaction, part: Part) -> Iterator[Findin
     filling = part.filling
     fills = phase in (Phase.READING, Phase.REROUTING) or (phase is Phase.DONE and seat.shard not in transaction.held)
     yield "a filling exists from grant to commit", fills == (filling is not None)
+    timed = ("asked", part.generation) in state.deadlines.at
     if filling is not None:
         yield "one version per replica", filling.slot.record is transaction.record
         yield "a filling is a live holding", state.generations.get(part.generation) is filling
-        yield "a part that reads no more has no source", phase is Phase.READING or filling.upstream is None
+        kept = phase is Phase.REROUTING and bool(filling.asked)
+        yield "a part that reads no more has no source", phase is Phase.READING or filling.upstream is None or kept
+        yield "what is asked is answered in time", timed == (bool(filling.asked) and phase is Phase.READING)
     queued = phase in (Phase.QUEUED, Phase.REROUTING)
     slot = None if transaction.record is None else transaction.record.slots.get(seat.shard)
-    yield "who waits for a source is in the queue", queued == (slot is not None and slot.queue.get(seat) is part)
+    line = None if slot is None or part.line is None else slot.lines.get(part.line)
+    yield "who waits for a source is in its line", queued == (line is not None and line.get(seat) is part)
+    waits_patiently = queued and filling is not None and part.patient
+    yield "patience ends", waits_patiently == (("patience", seat) in state.deadlines.at)
     if phase is Phase.DRAINING:
         old = part.member.holdings.get(transaction.buffers)
         yield "who drains has readers", old is not None and old.hidden and not is_drained(old)

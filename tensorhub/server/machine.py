@@ -11,7 +11,7 @@ from typing import TypeVar, assert_never
 
 from tensorhub import messages as m
 from tensorhub.errors import TensorHubError
-from tensorhub.server import groups, publishing, reading, roots, sessions, watching
+from tensorhub.server import grants, groups, offers, publishing, reading, roots, sessions, stragglers, watching
 from tensorhub.server.invariants import check
 from tensorhub.server.settings import DEFAULTS, Settings
 from tensorhub.server.state import State
@@ -127,7 +127,7 @@ def _settle(turn: Turn) -> list[Outgoing]:
             reading.wake(turn, slot)
         else:
             model = _first(turn.models)
-            for transaction in list(model.undecided.values()):
+            for transaction in grants.in_order(model):
                 if model.undecided.get(transaction.replica.id) is transaction:
                     groups.try_decide(turn, transaction)
             for waiting in list(model.waits.values()):
@@ -160,6 +160,12 @@ def _due(turn: Turn, key: tuple[object, ...]) -> None:
             watching.wait_late(turn, table, table.waits[SessionId(session), call])
         case ("unsure", bytes() as generation):
             sessions.sure(turn, state.generations[Generation(generation)])
+        case ("asked", bytes() as generation):
+            stragglers.not_heard(turn, state.generations[Generation(generation)])
+        case ("promise", bytes() as generation):
+            offers.end_promise(turn, state.generations[Generation(generation)])
+        case ("patience", Seat() as seat):
+            reading.patience_over(turn, state.models[seat.model].replicas[seat.replica], seat.shard)
         case ("quarantine", bytes() as generation):
             reading.end_quarantine(turn, state.generations[Generation(generation)])
         case _:

@@ -1,24 +1,32 @@
 """Chooses the source of one reader among the holders of one shard, and says why. Pure; it changes nothing.
 
-In this order: the source its group began with; nearest; least loaded, by readers weighted with what they have left;
-complete before partial at equal load; who was first. Once others hold the version, publishers come last within a data
-centre. A full or quarantined holder is on no shelf, so it is never seen here. No choice makes a cycle or a deep chain.
+All uplinks are alike: a second reader at one source halves what each gets, while a hop more costs next to nothing. So a
+source without readers, an *idle* one, comes before any that has some: the graph grows as a chain. In this order, within
+the reader's data centre and only then beyond it: the idle source its group began with; an idle one, nearest first;
+none at all, for a while, when one will be idle soon; the least loaded, nearest first; a slow one. Complete comes before
+partial at equal load, then who was first. Once others hold the version, publishers come last within a data centre. A
+full or quarantined holder is on no shelf, so it is never seen here. No choice makes a cycle or too deep a chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from tensorhub.server.settings import CANDIDATES_MAX, DEPTH_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import Holding, HoldingState, Slot
 from tensorhub.types import Generation, Location, ReplicaId
 
 #: Rows of a shelf.
-COMPLETE, PARTIAL, PUBLISHER = 0, 1, 2
+COMPLETE, PARTIAL, PUBLISHER, SLOW = 0, 1, 2, 3
 #: Parts into which what a reader has left is divided for its weight: coarse, so that loads are often equal.
 LOAD_STEPS = 4
+
+#: A place that a location lies in: `("dc1", "r3")`; `()` is everywhere.
+Place = tuple[str, ...]
+#: What stands in a row: load, order of creation, holding.
+Entry = tuple[int, int, Holding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class Reader:
     prefer: ReplicaId | None = None
     #: The holding that is kept for it, even hidden.
     pinned: Holding | None = None
+    #: Rather waits for a source that will be idle soon than share one.
+    patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +54,85 @@ class Choice:
 
 
 def choose(slot: Slot, reader: Reader) -> Choice | None:
-    """The best source, or None when none has a free place for this reader."""
-    if reader.prefer is not None:
-        for holding in of_replica(slot, reader.prefer):
-            if holding.listed is not None and holding.listed.shelf is not None and fits(holding, reader):
-                return Choice(holding, _reason("the group's source", holding))
-    demoted = slot.replicated > 0
-    for levels in _levels(reader.location):
-        for level in levels:
-            best = _best(slot, level, reader, (COMPLETE, PARTIAL) if demoted else (COMPLETE, PARTIAL, PUBLISHER))
-            if best is not None:
-                return Choice(best, _reason(f"nearest and least loaded in {'/'.join(level) or 'all'}", best))
-        for level in levels if demoted else ():
-            best = _best(slot, level, reader, (PUBLISHER,))
-            if best is not None:
-                return Choice(best, _reason(f"publisher, as no other has a place in {'/'.join(level) or 'all'}", best))
+    """The best source, or None when none has a place for this reader, or when it is better to wait for one."""
+    for places in _scopes(reader.location):
+        found = _group_source(slot, places, reader) or _search(slot, places, reader, idle=True)
+        if found is None and reader.patient and _is_one_coming(slot, places, reader):
+            return None
+        found = found or _search(slot, places, reader, idle=False) or _last_resort(slot, places, reader)
+        if found is not None:
+            return found
     pinned = reader.pinned
     if pinned is not None and pinned.hidden and len(pinned.readers) < READERS_PER_SOURCE_MAX and fits(pinned, reader):
         return Choice(pinned, _reason("hidden, but kept for this group", pinned))
     return None
+
+
+def _group_source(slot: Slot, places: list[Place], reader: Reader) -> Choice | None:
+    """The source of the reader's group, if it lies within these places and is idle."""
+    for holding in () if reader.prefer is None else of_replica(slot, reader.prefer):
+        on_shelf = holding.listed is not None and holding.listed.shelf not in (None, SLOW)
+        is_within = not places[-1] or places[-1][0] == centre(holding.member.location)
+        if on_shelf and is_within and holding.load == 0 and fits(holding, reader):
+            return Choice(holding, _reason("the group's source", holding))
+    return None
+
+
+def _search(slot: Slot, places: list[Place], reader: Reader, *, idle: bool) -> Choice | None:
+    """The best of these places, nearest first; publishers last once others hold the version."""
+    demoted = slot.replicated > 0
+    why = "nearest idle source in" if idle else "no source is idle; least loaded in"
+    for rows in ((COMPLETE, PARTIAL), (PUBLISHER,)) if demoted else ((COMPLETE, PARTIAL, PUBLISHER),):
+        for place in places:
+            best = _best(slot, place, reader, rows, idle=idle)
+            if best is not None:
+                return Choice(best, _reason(f"{why} {'/'.join(place) or 'all'}", best))
+    return None
+
+
+def _last_resort(slot: Slot, places: list[Place], reader: Reader) -> Choice | None:
+    """A slow source, when nothing else has a place."""
+    for place in places:
+        best = _best(slot, place, reader, (SLOW,), idle=False)
+        if best is not None:
+            return Choice(best, _reason(f"slow, but no other has a place in {'/'.join(place) or 'all'}", best))
+    return None
+
+
+def _is_one_coming(slot: Slot, places: list[Place], reader: Reader) -> bool:
+    """Whether one of these places will have an idle source soon.
+
+    For a first source: a filling that has been granted and will serve. For another one: an idle filling that is not
+    far enough yet. A slow reader waits for the end of the chain, whatever it looks like now.
+    """
+    if reader.filling is not None:
+        if reader.filling.asked and reader.filling.member.slow:
+            return True
+        return any(_is_behind(entry[2], reader, reader.filling) for entry in _idle_entries(slot, places[-1]))
+    is_kept = any(_is_kept(entry[2]) for entry in _idle_entries(slot, places[-1]))
+    return is_kept or any(not places[-1] or places[-1][0] == here for here in slot.promises)
+
+
+def _idle_entries(slot: Slot, place: Place) -> Iterator[Entry]:
+    shelf = slot.shelves.get(place)
+    for row in () if shelf is None else shelf.rows[:SLOW]:
+        yield from takewhile(_is_idle, islice(row, CANDIDATES_MAX))
+
+
+def _is_kept(holding: Holding) -> bool:
+    """It has been left, or is about to be, for the readers of the one that leaves it."""
+    return any(reader.asked for reader in holding.readers.values())
+
+
+def _is_behind(holding: Holding, reader: Reader, filling: Holding) -> bool:
+    """Whether it would fit if it only had more, and does not get it from this reader."""
+    if holding.state is not HoldingState.FILLING or holding.watermark > filling.watermark:
+        return False
+    if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
+        return False
+    if holding is filling.upstream:
+        return False
+    return _depth(holding, filling) is not None
 
 
 def of_replica(slot: Slot, replica: ReplicaId) -> Iterator[Holding]:
@@ -78,20 +148,33 @@ def fits(holding: Holding, reader: Reader) -> bool:
     if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
         return False
     filling = reader.filling
+    if filling is not None and holding is filling.upstream and reader.patient:
+        return False  # it was asked to leave this one
     partial = holding.state is HoldingState.FILLING
     if filling is not None and partial and holding.watermark <= filling.watermark:
         return False
+    depth = _depth(holding, filling)
+    return depth is not None and depth + (0 if filling is None else filling.height) <= DEPTH_MAX
+
+
+def _depth(holding: Holding, filling: Holding | None) -> int | None:
+    """Hops of a reader of this holding from the top of its chain; None when the chain passes through `filling`.
+
+    More than DEPTH_MAX are not counted.
+    """
     depth = 1
     above = holding.upstream
     while above is not None and depth <= DEPTH_MAX:
         if above is filling:
-            return False
+            return None
         above = above.upstream
         depth += 1
-    return depth + (0 if filling is None else filling.height) <= DEPTH_MAX
+    return depth
 
 
 def shelf_of(holding: Holding) -> int:
+    if holding.member.slow and holding.state is not HoldingState.PUBLISHED:
+        return SLOW
     match holding.state:
         case HoldingState.PUBLISHED:
             return PUBLISHER
@@ -106,31 +189,62 @@ def weight(watermark: int, chunks: int) -> int:
     return max(1, -(-(chunks - watermark) * LOAD_STEPS // chunks)) if chunks else 1
 
 
-def prefixes(location: Location) -> list[tuple[str, ...]]:
+def weight_of(reader: Holding) -> int:
+    """Its weight at its source; none when it is slow, as it takes too little, or about to leave."""
+    return 0 if reader.asked or reader.member.slow else weight(reader.watermark, reader.slot.content.chunks)
+
+
+def prefixes(location: Location) -> list[Place]:
     """All places a location lies in, most exact first; the last is everywhere."""
     return [location.parts[:depth] for depth in range(len(location.parts), -1, -1)]
 
 
-def _levels(location: Location) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """The places to look at within the reader's data centre, and then beyond it."""
+def centre(location: Location) -> str:
+    """The data centre; unknown locations are local to each other."""
+    return centre_of(location.parts)
+
+
+def centre_of(place: Place) -> str:
+    return place[0] if place else ""
+
+
+def rack(location: Location) -> Place:
+    """The smallest place that it shares with others."""
+    return location.parts[:-1] or location.parts
+
+
+def has_idle(slot: Slot, place: Place) -> bool:
+    return next(_idle_entries(slot, place), None) is not None
+
+
+def _scopes(location: Location) -> list[list[Place]]:
+    """The places within the reader's data centre, nearest first, and then what lies beyond it."""
     places = prefixes(location)
-    return places[:-1], places[-1:]
+    return [places[:-1], places[-1:]] if location.parts else [places]
 
 
-def _best(slot: Slot, level: tuple[str, ...], reader: Reader, rows: tuple[int, ...]) -> Holding | None:
-    shelf = slot.shelves.get(level)
+def _best(slot: Slot, place: Place, reader: Reader, rows: tuple[int, ...], *, idle: bool) -> Holding | None:
+    shelf = slot.shelves.get(place)
     if shelf is None:
         return None
     firsts = [
         (load, row == PARTIAL, born, holding)
         for row in rows
-        for load, born, holding in islice(_fitting(shelf.rows[row], reader), 1)
+        for load, born, holding in islice(_fitting(shelf.rows[row], reader, idle=idle), 1)
     ]
     return min(firsts, key=lambda first: first[:3])[3] if firsts else None
 
 
-def _fitting(row: list[tuple[int, int, Holding]], reader: Reader) -> Iterator[tuple[int, int, Holding]]:
-    return (entry for entry in islice(row, CANDIDATES_MAX) if fits(entry[2], reader))
+def _fitting(row: list[Entry], reader: Reader, *, idle: bool) -> Iterator[Entry]:
+    entries: Iterator[Entry] = islice(row, CANDIDATES_MAX)
+    if idle:
+        is_new = reader.filling is None
+        entries = (entry for entry in takewhile(_is_idle, entries) if not (is_new and _is_kept(entry[2])))
+    return (entry for entry in entries if fits(entry[2], reader))
+
+
+def _is_idle(entry: Entry) -> bool:
+    return entry[0] == 0
 
 
 def _reason(why: str, holding: Holding) -> str:

@@ -14,11 +14,11 @@ from tensorhub.errors import (
     NotPublished,
     VersionConflict,
 )
-from tensorhub.messages import Content, Locator, Ok, Publish, Seal, Unpublish, Unpublished
+from tensorhub.messages import Content, Ok, Publish, Seal, Unpublish, Unpublished
 from tensorhub.server import roots
-from tensorhub.server.grants import check_buffers, check_generation
-from tensorhub.server.holdings import drop, hide, is_drained, make, names, refresh, slot_for
-from tensorhub.server.settings import LOCATORS_MAX, OPAQUE_BYTES_MAX
+from tensorhub.server.grants import check_buffers, check_generation, check_opaque
+from tensorhub.server.holdings import drop, is_drained, make, names, slot_for
+from tensorhub.server.offers import hide, refresh
 from tensorhub.server.state import Drain, Holding, HoldingState, Member, Transaction
 from tensorhub.server.turn import Turn, at
 from tensorhub.server.versions import check_order, enter
@@ -113,17 +113,6 @@ def check_content(member: Member, version: Version, content: Content) -> None:
         raise VersionConflict(
             f"version {version} is published without digests: a second publisher cannot be compared with the first",
             at(member, version),
-        )
-
-
-def check_opaque(member: Member, locators: tuple[Locator, ...], exposure: bytes) -> None:
-    """Locators and exposures are the holder's own affair, but not their size."""
-    longest = max([len(exposure), *(len(locator.data) for locator in locators)])
-    if len(locators) > LOCATORS_MAX or longest > OPAQUE_BYTES_MAX:
-        raise BadRequest(
-            f"a reference has at most {LOCATORS_MAX} locators of {OPAQUE_BYTES_MAX} bytes, "
-            f"not {len(locators)} of up to {longest}",
-            at(member),
         )
 
 

@@ -21,7 +21,7 @@ from tensorhub.server.direct import address_of, listen, serve_direct
 from tensorhub.server.host import Host
 from tensorhub.server.machine import Machine
 from tensorhub.server.polled import PolledDoors
-from tensorhub.server.settings import SECOND_NS, Settings
+from tensorhub.server.settings import DEFAULTS, SECOND_NS, Settings
 from tensorhub.server.streams import CONNECTIONS_MAX, FLUSH_S
 from tensorhub.types import ID_BYTES, Epoch
 from tensorhub.wire.token import read_token
@@ -102,8 +102,10 @@ class ReferenceServer:
         self, name: str, lease_ns: int | None, beat_ns: int | None, log_level: str = "WARNING", token: bytes = b""
     ) -> None:
         _set_up_logging(log_level)
-        given = {"lease_ns": lease_ns, "beat_ns": beat_ns}
-        settings = Settings(**{field: value for field, value in given.items() if value is not None})
+        settings = Settings(
+            lease_ns=DEFAULTS.lease_ns if lease_ns is None else lease_ns,
+            beat_ns=DEFAULTS.beat_ns if beat_ns is None else beat_ns,
+        )
         self._epoch = Epoch(secrets.token_bytes(ID_BYTES))
         self._host = Host(Machine(self._epoch, settings), token=token)
         self._doors = PolledDoors(self._host)

@@ -9,11 +9,14 @@ from itertools import islice
 
 from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
-from tensorhub.server import grants, groups, origins
-from tensorhub.server.holdings import advance, detach, drop, is_drained, refresh
-from tensorhub.server.publishing import check_opaque, own_holding
+from tensorhub.server import grants, groups, origins, stragglers
+from tensorhub.server.grants import check_opaque
+from tensorhub.server.holdings import advance, detach, drop, is_drained
+from tensorhub.server.offers import refresh
+from tensorhub.server.placement import centre_of, has_idle
+from tensorhub.server.publishing import own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
-from tensorhub.server.state import Holding, Member, Part, Phase, Slot
+from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Replica, Slot
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import Generation
 
@@ -27,7 +30,7 @@ def serve(turn: Turn, request: Serve) -> None:
         raise BadRequest(f"this shard is {part.phase.value}: it serves already", at(member))
     filling.locators, filling.exposure = request.locators, request.exposure
     _note_route(filling, request.route)
-    filling.serves = part.serves
+    filling.serves, filling.begun = part.serves, True
     refresh(turn, filling)
     turn.reply(Ok())
 
@@ -42,6 +45,8 @@ def progress(turn: Turn, request: Progress) -> None:
     if source is not None and holding.watermark > before:
         session = source.member.session.id
         turn.deadlines.set(("lease", session), turn.now_ns + turn.settings.lease_ns)
+    if holding.state is HoldingState.FILLING:
+        stragglers.mind(turn, holding)
     turn.reply(Ok())
 
 
@@ -56,17 +61,38 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
-    if request.source in turn.state.generations:
-        part.suspects[request.source] = None
-    if source is not None:
-        detach(turn, filling)
-        _report(turn, source, member)
+    if source is not None and filling.asked:
+        # No fault of the source: it is kept until there is another, lest this reader ends up with none.
+        turn.deadlines.cancel(("asked", filling.generation))
+    else:
+        _left(turn, part, filling, request.source)
     # After the detach: what was read before the failure does not clear the source's name.
     advance(turn, filling, request.watermark, request.bytes_done)
     part.deadline_ns = turn.until(request.timeout_ns)
     turn.deadlines.set(("part", member.seat), part.deadline_ns)
     groups.extend(turn, part.transaction)
     groups.fail_if(turn, part, grants.place(turn, part))
+
+
+def _left(turn: Turn, part: Part, filling: Holding, generation: Generation) -> None:
+    """The reader gave its source up. One that starves itself is not to blame: its own reader will tell of the cause."""
+    source = turn.state.generations.get(generation)
+    if source is not None and not _starves(source):
+        part.suspects[generation] = None
+    if filling.upstream is not None:
+        source = filling.upstream
+        detach(turn, filling)
+        if not _starves(source):
+            _report(turn, source, part.member)
+
+
+def _starves(source: Holding) -> bool:
+    """Whether it had nothing to serve: it waits for a source, or was just given another, or its own one is reported."""
+    above, content = source.upstream, source.slot.content
+    if source.state is not HoldingState.FILLING or source.watermark == content.chunks:
+        return False
+    was_moved = len(source.origins) > 1 and source.pace.measured_ns == 0
+    return above is None or was_moved or bool(above.reports)
 
 
 def _report(turn: Turn, source: Holding, reader: Member) -> None:
@@ -104,22 +130,46 @@ def _filling(member: Member, generation: Generation) -> tuple[Part, Holding]:
 
 
 def wake(turn: Turn, slot: Slot) -> None:
-    """A place is free, a source came or went: try those who queue, oldest first, while there is a place.
+    """A place is free, a source came or went: try those who queue, line by line, oldest first.
 
-    Never copies the queue: who fails for reasons of its own (suspects, a low watermark) is stepped over, and is rare.
+    Hundreds may queue while sources come one by one, so a step must not look at them all: what the first of a line
+    does not find, no other of its line does, nor of the other lines of its data centre. Only odd ones (few) and those
+    who may have lost all hope are all tried.
     """
-    over = 0
-    while slot.free or not slot.complete:
-        part = next(islice(slot.queue.values(), over, None), None)
-        if part is None:
-            return
-        _try(turn, slot, part)
-        over += part.member.seat in slot.queue
+    in_vain: set[tuple[Kind, str]] = set()
+    for line in sorted(slot.lines, key=lambda line: _order(slot, line)):
+        kind, place = line
+        over, group = 0, (kind, centre_of(place))
+        while slot.free or not slot.complete:
+            part = next(islice(slot.lines.get(line, {}).values(), over, None), None)
+            if part is None or (group in in_vain and slot.complete):
+                break
+            if group not in in_vain or not grants.may_appear(slot, part):
+                _try(turn, part)
+            if part.line is not None:
+                over += 1
+                if kind is not Kind.ODD:
+                    in_vain.add(group)
 
 
-def _try(turn: Turn, slot: Slot, part: Part) -> None:
-    if slot.queue.get(part.member.seat) is part:
+def _order(slot: Slot, line: Line) -> tuple[Kind, bool, bool]:
+    """By kind; data centres that have sources first, as those of others read over long links; then racks that have an
+    idle source, so that a chain runs through one rack after the other; then the line that is there for longest."""
+    kind, place = line
+    return kind, slot.shard not in slot.record.centres.get(centre_of(place), ()), not has_idle(slot, place)
+
+
+def _try(turn: Turn, part: Part) -> None:
+    if part.line is not None:
         groups.fail_if(turn, part, grants.place(turn, part))
+
+
+def patience_over(turn: Turn, replica: Replica, shard: int) -> None:
+    """A reader waited long enough for an idle source."""
+    transaction = replica.transaction
+    part = None if transaction is None else transaction.parts.get(shard)
+    if part is not None:
+        groups.fail_if(turn, part, grants.lose_patience(turn, part))
 
 
 def drained(turn: Turn, holding: Holding) -> None:
@@ -127,14 +177,14 @@ def drained(turn: Turn, holding: Holding) -> None:
     if turn.state.generations.get(holding.generation) is not holding:
         return
     if not is_drained(holding):
-        for seat in list(holding.pins) if holding.hidden else ():
-            part = holding.slot.queue.get(seat)
+        for seat, transaction in list(holding.pins.items()) if holding.hidden else ():
+            part = transaction.parts.get(seat.shard)
             if part is not None:
-                _try(turn, holding.slot, part)
+                _try(turn, part)
         return
     member = holding.member
-    transaction = member.replica.transaction
-    part = None if transaction is None else transaction.parts.get(member.seat.shard)
+    own = member.replica.transaction
+    part = None if own is None else own.parts.get(member.seat.shard)
     if holding.drain is not None:
         record = holding.slot.record
         turn.event("unpublished", record.model, record.version, member.seat)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from tensorhub.errors import VersionConflict
 from tensorhub.messages import Conflicted
-from tensorhub.server.groups import abort, part_of, settled, wrong_root
-from tensorhub.server.holdings import drop, refresh
+from tensorhub.server.grants import part_of
+from tensorhub.server.groups import abort, settled, wrong_root
+from tensorhub.server.holdings import drop
+from tensorhub.server.offers import refresh
 from tensorhub.server.state import Holding, Phase, Slot
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import Digest

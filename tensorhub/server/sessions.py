@@ -8,9 +8,10 @@ from __future__ import annotations
 from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, SeatTaken, TensorHubError
 from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups
-from tensorhub.server.grants import check_buffers, check_generation
-from tensorhub.server.holdings import drop, linger, link, make, refresh, slot_for, stopped
-from tensorhub.server.publishing import check_content, check_opaque
+from tensorhub.server.grants import check_buffers, check_generation, check_opaque, part_of
+from tensorhub.server.holdings import drop, linger, link, make, slot_for, stopped
+from tensorhub.server.offers import refresh
+from tensorhub.server.publishing import check_content
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
     LINEAGES_MAX,
@@ -117,7 +118,7 @@ def join(turn: Turn, request: Join) -> None:
     if replica is not None and holder is not None:
         for holding in holder.holdings.values():
             # Its process may live and read on without its connection: it lingers for as long as its lease.
-            part = groups.part_of(holding)
+            part = part_of(holding)
             linger(turn, holding, (0, 0) if part is None else (replica.group, replica.sequence))
         vacate(turn, replica, [holder], "left", f"process {session.pid} on {session.host} took its seat")
     _sit(turn, request, session)

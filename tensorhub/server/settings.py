@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensorhub.errors import BadRequest
+
 SECOND_NS = 1_000_000_000
 
-#: One NIC saturates at about this many equal flows; more readers form a tree instead.
+#: Readers of one source when no other has a place: each has its part of one uplink, and below a quarter of it a reader
+#: does better to wait for the next source.
 READERS_PER_SOURCE_MAX = 4
-#: Hops between a reader and a complete copy: each adds one batch of latency, and a failure high up moves all below.
-DEPTH_MAX = 8
+#: Hops between a reader and a complete copy. A hop costs a chunk's time on the link and a call, some milliseconds; a
+#: second reader on one uplink costs a whole shard's time: so chains are long. They end where the last reader would be
+#: some seconds behind the first, and so that a walk up a chain stays short.
+DEPTH_MAX = 256
 #: Readers that must report a source before it is kept from everyone: one alone may be the sick one.
 SICK_REPORTS = 2
+#: A reader this many times slower than what it reads from, or than others, is a straggler: noise is less.
+SLOWER = 2
+#: A rate is measured over at least this long: one report of a reader, which come every 0.2 s or so.
+PACE_WINDOW_NS = 3 * SECOND_NS // 20
+#: What a source must be ahead of a straggler: this long at its rate, and so many chunks; less may be under way.
+LEAD_NS = SECOND_NS // 5
+LEAD_CHUNKS = 4
+#: Nobody is moved for what is left of a shard when a healthy rate needs less than this for it: a move costs some calls.
+PAYS_NS = SECOND_NS // 2
+#: Rates remembered per shard: what the last few fillings did is what the next can do.
+RATES_MAX = 8
+#: Times one filling is asked to leave a source: a graph that is rebuilt again and again moves no bytes.
+MOVES_MAX = 4
 #: Partial sources looked at for one reader before it is made to wait: keeps a step short in a large fan-out.
 CANDIDATES_MAX = 64
 #: Transaction outcomes remembered per replica, for calls that come late or again.
@@ -44,11 +62,13 @@ ROUTE_TEXT_MAX = 256
 LOCATION_DEPTH_MAX = 8
 #: No wait is endless: a day is longer than any step of training.
 TIMEOUT_NS_MAX = 24 * 3600 * SECOND_NS
+#: What `Settings.sources` may be.
+ALL_SOURCES, COMPLETE_SOURCES = "all", "complete"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Durations a server may be started with; all are nanoseconds of its monotonic clock."""
+    """What a server may be started with; durations are nanoseconds of its monotonic clock."""
 
     #: A session silent for longer is dead.
     lease_ns: int = 10 * SECOND_NS
@@ -60,6 +80,22 @@ class Settings:
     commit_margin_ns: int = 5 * SECOND_NS
     #: How long a reported source is offered to nobody, unless it proves progress before.
     quarantine_ns: int = 10 * SECOND_NS
+    #: How long others wait for a filling to serve, rather than share a source: longer than a plan and a call take.
+    patience_ns: int = SECOND_NS // 4
+    #: The same for a filling that reads from another data centre: a plan is several round trips of a long link.
+    far_patience_ns: int = 2 * SECOND_NS
+    #: How long a straggler has to leave its source, and then waits for a place at the end of a chain before any will
+    #: do: the readers that it held up must overtake it meanwhile.
+    slow_patience_ns: int = SECOND_NS
+    #: Who is offered: "all", or "complete" holders only, to measure what relaying while receiving contributes.
+    sources: str = ALL_SOURCES
+
+    def __post_init__(self) -> None:
+        if self.sources not in (ALL_SOURCES, COMPLETE_SOURCES):
+            raise BadRequest(f"sources={self.sources!r}: a server offers {ALL_SOURCES!r} or {COMPLETE_SOURCES!r}")
+        shortest = min(self.patience_ns, self.far_patience_ns, self.slow_patience_ns)
+        if shortest < 0:
+            raise BadRequest(f"a patience of {shortest} ns: it cannot be negative")
 
 
 DEFAULTS = Settings()

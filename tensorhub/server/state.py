@@ -5,10 +5,11 @@ Nothing here decides. Records point at each other directly; whoever changes one 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
-from tensorhub.messages import Content, Locator
+from tensorhub.messages import Content, Locator, Replicate
 from tensorhub.server.deadlines import Deadlines
 from tensorhub.server.story import Story
 from tensorhub.types import (
@@ -43,6 +44,21 @@ class Phase(Enum):
     REROUTING = "waiting for another source"
     HELD = "holding the version already"
     DONE = "done"
+
+
+class Kind(IntEnum):
+    """Who waits in a line, in the order in which they are served."""
+
+    #: Reads already, or is otherwise unlike the others: each has reasons of its own, and is tried by itself.
+    ODD = 0
+    #: Asks for its first source.
+    NEW = 1
+    #: The same, but known to be slow: nobody shall have to read from it.
+    SLOW = 2
+
+
+#: Who waits, and in which rack (none for odd ones).
+Line = tuple[Kind, tuple[str, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +105,8 @@ class Member:
     holdings: dict[str, Holding] = field(default_factory=dict)
     #: The last version this seat published: its numbers rise within a lineage.
     published: Version | None = None
+    #: Why it counts as slow, since a filling of it held others up and until one is as fast as usual; else empty.
+    slow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,24 @@ class Drain:
 
     call: int
     session: SessionId
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a filling is, by its reports; see `pace.py`."""
+
+    #: Since when it fills at all.
+    began_ns: int = 0
+    #: The open window began then, with so many bytes; 0 before the first byte from its source.
+    from_ns: int = 0
+    from_bytes: int = 0
+    #: Its last report.
+    heard_ns: int = 0
+    #: Bytes per second in the last whole window, which ended then; 0 and 0 before there is one.
+    rate: int = 0
+    measured_ns: int = 0
+    #: Windows in a row that were far below what others did.
+    windows: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -150,13 +186,23 @@ class Holding:
     #: Granted in an earlier life of the server, to readers that may not have come back yet: not drained before they
     #: have had a lease's time to do so.
     is_unsure: bool = False
-    #: A filling that has planned and may be read from.
+    #: A filling that may be read from: it has planned, or has said beforehand how it will be shown.
     serves: bool = False
+    #: It is known to show its generation: it has said that it has planned, or how far it is.
+    begun: bool = False
+    #: A filling granted lately that will serve: newcomers wait for it. Counted in `Slot.promises`, with a deadline.
+    promises: bool = False
     quarantined: bool = False
     #: Readers that reported it since it last proved progress.
     reports: dict[Seat, None] = field(default_factory=dict)
     #: What a filling reads from; it is in that one's `readers`.
     upstream: Holding | None = None
+    pace: Pace = field(default_factory=Pace)
+    #: Why it was asked to leave its source, which it has not done yet; empty when it was not. Has a deadline until it
+    #: answers, and patience from then on.
+    asked: str = ""
+    #: How often it was asked; at most MOVES_MAX.
+    moves: int = 0
     #: Whom it was filled from, in order; at most ORIGINS_MAX. The last one is `upstream`, while there is one.
     origins: list[Origin] = field(default_factory=list)
     #: Fillings that read from here.
@@ -183,9 +229,9 @@ class Holding:
 
 @dataclass(slots=True)
 class Shelf:
-    """Holdings with a free place within one location prefix: rows of complete, partial, published; by (load, born)."""
+    """Holdings with a free place within one location prefix: a row of each kind of `placement.py`; by (load, born)."""
 
-    rows: tuple[list[tuple[int, int, Holding]], ...] = field(default_factory=lambda: ([], [], []))
+    rows: tuple[list[tuple[int, int, Holding]], ...] = field(default_factory=lambda: ([], [], [], []))
 
 
 @dataclass(slots=True, eq=False)
@@ -210,8 +256,11 @@ class Slot:
     shelves: dict[tuple[str, ...], Shelf] = field(default_factory=dict)
     #: Holdings on the shelves.
     free: int = 0
-    #: Parts that wait for a source, oldest first.
-    queue: dict[Seat, Part] = field(default_factory=dict)
+    #: {data centre: fillings there that will serve soon}; zero counts are absent.
+    promises: dict[str, int] = field(default_factory=dict)
+    #: Parts that wait for a source, oldest first. Those of one line are alike: if its first finds nothing, no other of
+    #: it does, nor of another line of the same kind and data centre. Empty lines are absent.
+    lines: dict[Line, dict[Seat, Part]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -274,6 +323,8 @@ class ModelTable:
     undecided: dict[ReplicaId, Transaction] = field(default_factory=dict)
     waits: dict[tuple[SessionId, int], Waiting] = field(default_factory=dict)
     watchers: dict[tuple[SessionId, int], None] = field(default_factory=dict)
+    #: {shard: bytes per second of its last fillings}; at most RATES_MAX each.
+    rates: dict[int, deque[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -282,8 +333,8 @@ class Part:
 
     transaction: Transaction
     member: Member
-    generation: Generation
-    serves: bool
+    #: As first asked.
+    request: Replicate
     deadline_ns: int
     phase: Phase = Phase.WAITING
     #: The call that is owed an answer, or None.
@@ -293,6 +344,20 @@ class Part:
     suspects: dict[Generation, None] = field(default_factory=dict)
     #: Why it waits for a source: for people.
     lack: str = ""
+    #: The line of its slot that it waits in, or None.
+    line: Line | None = None
+    #: Rather waits for an idle source than share one; while it waits with a filling it has a deadline.
+    patient: bool = True
+
+    @property
+    def generation(self) -> Generation:
+        """Of the filling to come."""
+        return self.request.generation
+
+    @property
+    def serves(self) -> bool:
+        """False for a subset."""
+        return self.request.serves
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,8 @@ numbers of all versions that are not retired rise from lineage to lineage, and e
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, VersionOrder, VersionUnavailable, Where
-from tensorhub.server.holdings import centre, index_readable
+from tensorhub.server.offers import index_readable
+from tensorhub.server.placement import centre
 from tensorhub.server.settings import LINEAGES_MAX
 from tensorhub.server.state import Lineage, Member, ModelTable, VersionRecord
 from tensorhub.server.turn import Turn, at

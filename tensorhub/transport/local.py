@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tensorhub import native
-from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
-from tensorhub.ports import HOST_ONLY, Chunks, Ranges
+from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, SourceSilent, TensorHubError, Where
+from tensorhub.ports import HOST_ONLY, Chunks, Course, Ranges
 from tensorhub.transport.crew import Crews
+from tensorhub.transport.following import NEVER_NS, followed, run_course, wrong_chunk
 from tensorhub.transport.processes import Identity, Peer, Peers
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges
 
@@ -79,11 +80,7 @@ class LocalEngine:
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         check_ranges(ranges)
-        if self._closed:
-            raise Closed("this engine is closed; open another")
-        identity = Identity.unpack(peer)
-        if (identity.boot, identity.namespace) != (self._own.boot, self._own.namespace):
-            raise EngineUnavailable(self.reaches(peer) or "the source is elsewhere")
+        identity = self._reachable(peer)
         process = self._peers.enter(identity)
         try:
             wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
@@ -93,7 +90,34 @@ class LocalEngine:
                 outcome = reading.outcome()
             finally:
                 reading.close()
-            failure = _failure(process, outcome, ranges.total_bytes, f"{timeout_s} s")
+            late = SourceFailed(
+                f"a read of {ranges.total_bytes} bytes from process {identity.pid} was not done within {timeout_s} s"
+            )
+            failure = _failure(process, outcome, ranges.total_bytes, late)
+        finally:
+            self._peers.leave(process)
+        if failure is not None:
+            raise failure
+
+    async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
+        """`ports.Follower`: threads look at the source's header, and take what it shows to be there."""
+        ranges = course.ranges
+        check_ranges(ranges)
+        identity = self._reachable(peer)
+        process = self._peers.enter(identity)
+        try:
+            follow = followed(course, stall_s)
+            reading = native.Reading(
+                identity.pid, ranges.remote, ranges.local, ranges.nbytes, NEVER_NS, course.firsts, None, follow
+            )
+            try:
+                threads = READ_THREADS_MAX if ranges.total_bytes >= PARALLEL_BYTES_MIN else 1
+                await run_course(self._crews, reading.run, reading.cancel, threads, "tensorhub-follow")
+                outcome = reading.outcome()
+            finally:
+                reading.close()
+            late = SourceSilent(f"process {identity.pid} had nothing new for {stall_s} s")
+            failure = _failure(process, outcome, ranges.total_bytes, late)
         finally:
             self._peers.leave(process)
         if failure is not None:
@@ -108,6 +132,14 @@ class LocalEngine:
             self._pool.shutdown()  # its threads are idle by now
             self._pool = None
 
+    def _reachable(self, peer: bytes) -> Identity:
+        if self._closed:
+            raise Closed("this engine is closed; open another")
+        identity = Identity.unpack(peer)
+        if (identity.boot, identity.namespace) != (self._own.boot, self._own.namespace):
+            raise EngineUnavailable(self.reaches(peer) or "the source is elsewhere")
+        return identity
+
     async def _run(self, reading: native.Reading, total_bytes: int, deadline_ns: int) -> None:
         """Return when no thread works on it any more, also when cancelled meanwhile."""
         if total_bytes <= INLINE_BYTES_MAX:
@@ -119,18 +151,19 @@ class LocalEngine:
         await self._crews.run(self._pool, reading.run, reading.cancel, threads, deadline_ns)
 
 
-def _failure(process: Peer, outcome: native.ReadOutcome, total_bytes: int, timeout: str) -> TensorHubError | None:
+def _failure(process: Peer, outcome: native.ReadOutcome, total_bytes: int, late: SourceFailed) -> TensorHubError | None:
     """What a finished read means. Looks first whether the bytes came from the process that was meant."""
     pid, where = process.identity.pid, Where(bytes_done=outcome.bytes_done)
     if not process.alive():
         return SourceFailed(f"the source's process {pid} died", where)
     if outcome.cancelled:
         return Closed("the engine was closed during a read", where)
+    if outcome.wrong is not None:
+        return SourceFailed(wrong_chunk(outcome.wrong), where)
     if outcome.errno != 0:
         return _refusal(process.identity, outcome.errno, where)
-    if outcome.bytes_done != total_bytes:  # nothing else ends a read early
-        return SourceFailed(f"a read of {total_bytes} bytes from process {pid} was not done within {timeout}", where)
-    return None
+    # Nothing else ends a read early.
+    return late.at(where) if outcome.bytes_done != total_bytes else None
 
 
 def _refusal(identity: Identity, error: int, where: Where) -> TensorHubError:
@@ -141,6 +174,10 @@ def _refusal(identity: Identity, error: int, where: Where) -> TensorHubError:
             return SourceFailed(
                 f"process {identity.pid} does not serve a range: it is not mapped there, or here", where
             )
+        case errno.ESTALE:
+            return SourceFailed(f"process {identity.pid} withdrew what it had granted", where)
+        case errno.EPROTO:
+            return SourceFailed(f"process {identity.pid} shows no whole progress block", where)
         case _:
             return EngineUnavailable(_why_forbidden(identity, error), where)
 

@@ -7,21 +7,24 @@ draws the protocol. TLS, windows for long lines and resumption have their places
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import weakref
+from functools import partial
 
 from tensorhub import native
 from tensorhub.addresses import Address
-from tensorhub.errors import BadRequest, Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
+from tensorhub.errors import BadRequest, Closed, EngineUnavailable, SourceFailed, SourceSilent, TensorHubError, Where
 from tensorhub.native import Failure
 from tensorhub.native.streams import INCARNATION_BYTES
-from tensorhub.ports import HOST_ONLY, Chunks, Ranges
+from tensorhub.ports import HOST_ONLY, U64, Chunks, Course, Ranges
 from tensorhub.transport.crew import Crews
 from tensorhub.transport.endpoints import Endpoint, listen
+from tensorhub.transport.following import NEVER_NS, followed, run_course, wrong_chunk
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges
 from tensorhub.transport.route import ADVERTISE_ENV
-from tensorhub.transport.stream_peers import Peer, StreamPeers, Trouble
+from tensorhub.transport.stream_peers import Lane, Peer, StreamPeers, Trouble
 
 #: Reads up to this size go over a stream of their own: they take less time than a large one's next piece.
 SMALL_BYTES_MAX = 64 << 10
@@ -91,25 +94,54 @@ class TcpEngine:
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         check_ranges(ranges)
-        self._check_open()
-        if (why := self.reaches(peer)) is not None:
-            raise EngineUnavailable(why)
-        source = self._peers.enter(Endpoint.unpack(peer))
+        source = self._enter(peer)
         try:
             await source.resolve(timeout_s)
             self._check_open()
-            reading = _begin(ranges, chunks, deadline_ns)
+            wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
+            reading = _begin(ranges, deadline_ns, *wanted)
             try:
-                troubles = await self._run(source, reading, ranges.total_bytes, deadline_ns)
+                troubles: list[Trouble] = []
+                lane = source.small if ranges.total_bytes <= SMALL_BYTES_MAX else source.bulk
+                threads = lane.streams if ranges.total_bytes >= PARALLEL_BYTES_MIN else 1
+                take_part = partial(_take_part, source, lane, reading, troubles)
+                await self._crews.run(lane.pool, take_part, reading.cancel, threads, deadline_ns)
                 outcome = reading.outcome()
             finally:
                 reading.close()
         finally:
             self._peers.leave(source)
         if outcome.bytes_done != ranges.total_bytes or outcome.failure is not Failure.NONE:
-            late = (
-                f"a read of {ranges.total_bytes} bytes from {source.endpoint.address} was not done within {timeout_s} s"
-            )
+            at = source.endpoint.address
+            late = SourceFailed(f"a read of {ranges.total_bytes} bytes from {at} was not done within {timeout_s} s")
+            raise self._failure(source, outcome, troubles, late)
+
+    async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
+        """`ports.Follower`: the source holds every chunk back until its own watermark has passed it."""
+        ranges = course.ranges
+        check_ranges(ranges)
+        source = self._enter(peer)
+        try:
+            await source.resolve(stall_s)
+            self._check_open()
+            reading = _begin(ranges, NEVER_NS, course.firsts, None, followed(course, stall_s))
+            try:
+                troubles: list[Trouble] = []
+                parts = itertools.count()
+
+                def take_part() -> None:
+                    if next(parts) == 0 or reading.wait_fast():
+                        _take_part(source, source.bulk, reading, troubles)
+
+                threads = source.bulk.streams if ranges.total_bytes >= PARALLEL_BYTES_MIN else 1
+                await run_course(self._crews, take_part, reading.cancel, threads, "tensorhub-tcp-follow")
+                outcome = reading.outcome()
+            finally:
+                reading.close()
+        finally:
+            self._peers.leave(source)
+        if outcome.bytes_done != ranges.total_bytes or outcome.failure is not Failure.NONE:
+            late = SourceSilent(f"nothing came from {source.endpoint.address} for {stall_s} s")
             raise self._failure(source, outcome, troubles, late)
 
     async def close(self) -> None:
@@ -123,32 +155,15 @@ class TcpEngine:
         if self._closed:
             raise Closed("this engine is closed; open another")
 
-    async def _run(
-        self, source: Peer, reading: native.StreamReading, total_bytes: int, deadline_ns: int
-    ) -> list[Trouble]:
-        """Return when no thread works on it any more; why streams were not opened, if some were not."""
-        lane = source.small if total_bytes <= SMALL_BYTES_MAX else source.bulk
-        threads = lane.streams if total_bytes >= PARALLEL_BYTES_MIN else 1
-        troubles: list[Trouble] = []
-
-        def take_part() -> None:
-            stream = lane.take()
-            if stream is None:
-                opened = source.open_stream(reading)
-                if isinstance(opened, Trouble):
-                    troubles.append(opened)  # others may do the work
-                    return
-                stream = opened
-            if reading.run(stream):
-                lane.give(stream)
-            else:
-                stream.close()
-
-        await self._crews.run(lane.pool, take_part, reading.cancel, threads, deadline_ns)
-        return troubles
+    def _enter(self, peer: bytes) -> Peer:
+        """The source, held until `leave`."""
+        self._check_open()
+        if (why := self.reaches(peer)) is not None:
+            raise EngineUnavailable(why)
+        return self._peers.enter(Endpoint.unpack(peer))
 
     def _failure(
-        self, source: Peer, outcome: native.StreamOutcome, troubles: list[Trouble], late: str
+        self, source: Peer, outcome: native.StreamOutcome, troubles: list[Trouble], late: SourceFailed
     ) -> TensorHubError:
         """What a read that is not complete means."""
         at, where = source.endpoint.address, Where(bytes_done=outcome.bytes_done)
@@ -160,7 +175,7 @@ class TcpEngine:
             explained = source.explain(trouble, self._own)
             if explained is not None:
                 return explained.at(where)
-        return SourceFailed(late, where)
+        return late.at(where)
 
     def _forget(self) -> None:
         """In a forked child: the port and the streams are the parent's."""
@@ -168,12 +183,28 @@ class TcpEngine:
         self._server.forget()
 
 
-def _begin(ranges: Ranges, chunks: Chunks | None, deadline_ns: int) -> native.StreamReading:
-    wanted = (chunks.firsts, chunks.digests) if chunks is not None else (None, None)
+def _begin(
+    ranges: Ranges, deadline_ns: int, firsts: U64 | None, digests: U64 | None, follow: native.Follow | None = None
+) -> native.StreamReading:
     try:
-        return native.StreamReading(ranges.remote, ranges.local, ranges.nbytes, deadline_ns, *wanted)
+        return native.StreamReading(ranges.remote, ranges.local, ranges.nbytes, deadline_ns, firsts, digests, follow)
     except OSError as error:
         raise EngineUnavailable(f"this process cannot read: {error}") from error
+
+
+def _take_part(source: Peer, lane: Lane, reading: native.StreamReading, troubles: list[Trouble]) -> None:
+    """One thread's part in a read, over a stream of the lane, or a new one; adds why it could not be opened."""
+    stream = lane.take()
+    if stream is None:
+        opened = source.open_stream(reading)
+        if isinstance(opened, Trouble):
+            troubles.append(opened)  # others may do the work
+            return
+        stream = opened
+    if reading.run(stream):
+        lane.give(stream)
+    else:
+        stream.close()
 
 
 def _failure_on_stream(outcome: native.StreamOutcome, at: Address, where: Where) -> TensorHubError | None:
@@ -188,6 +219,8 @@ def _failure_on_stream(outcome: native.StreamOutcome, at: Address, where: Where)
                 f"({outcome.status.name.lower().replace('_', ' ')})",
                 where,
             )
+        case Failure.WRONG:
+            return SourceFailed(wrong_chunk(outcome.wrong), where)
         case Failure.GARBLED:
             return SourceFailed(f"the source at {at} does not keep to the protocol", where)
         case Failure.LOCAL:

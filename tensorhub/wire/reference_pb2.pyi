@@ -309,7 +309,7 @@ class Unpublish(_message.Message):
     def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., buffers: _Optional[str] = ..., timeout_ns: _Optional[int] = ..., abandon: _Optional[bool] = ...) -> None: ...
 
 class Replicate(_message.Message):
-    __slots__ = ("seat", "buffers", "group", "sequence", "exactly", "latest", "at_least", "newest", "timeout_ns", "generation", "serves")
+    __slots__ = ("seat", "buffers", "group", "sequence", "exactly", "latest", "at_least", "newest", "timeout_ns", "generation", "serves", "manifest", "locators", "exposure")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +321,9 @@ class Replicate(_message.Message):
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SERVES_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LOCATORS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSURE_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     buffers: str
     group: int
@@ -332,7 +335,10 @@ class Replicate(_message.Message):
     timeout_ns: int
     generation: bytes
     serves: bool
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., buffers: _Optional[str] = ..., group: _Optional[int] = ..., sequence: _Optional[int] = ..., exactly: _Optional[_Union[Exactly, _Mapping]] = ..., latest: _Optional[_Union[Latest, _Mapping]] = ..., at_least: _Optional[_Union[AtLeast, _Mapping]] = ..., newest: _Optional[_Union[Newest, _Mapping]] = ..., timeout_ns: _Optional[int] = ..., generation: _Optional[bytes] = ..., serves: _Optional[bool] = ...) -> None: ...
+    manifest: bytes
+    locators: _containers.RepeatedCompositeFieldContainer[Locator]
+    exposure: bytes
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., buffers: _Optional[str] = ..., group: _Optional[int] = ..., sequence: _Optional[int] = ..., exactly: _Optional[_Union[Exactly, _Mapping]] = ..., latest: _Optional[_Union[Latest, _Mapping]] = ..., at_least: _Optional[_Union[AtLeast, _Mapping]] = ..., newest: _Optional[_Union[Newest, _Mapping]] = ..., timeout_ns: _Optional[int] = ..., generation: _Optional[bytes] = ..., serves: _Optional[bool] = ..., manifest: _Optional[bytes] = ..., locators: _Optional[_Iterable[_Union[Locator, _Mapping]]] = ..., exposure: _Optional[bytes] = ...) -> None: ...
 
 class Serve(_message.Message):
     __slots__ = ("seat", "generation", "locators", "exposure", "route")
@@ -491,20 +497,22 @@ class Unpublished(_message.Message):
     def __init__(self, readers: _Optional[_Iterable[str]] = ..., served: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("version", "content", "root", "source", "reason", "drained_ns")
+    __slots__ = ("version", "content", "root", "source", "reason", "drained_ns", "begun")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DRAINED_NS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     version: Version
     content: Content
     root: bytes
     source: Reference
     reason: str
     drained_ns: int
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., root: _Optional[bytes] = ..., source: _Optional[_Union[Reference, _Mapping]] = ..., reason: _Optional[str] = ..., drained_ns: _Optional[int] = ...) -> None: ...
+    begun: bool
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., root: _Optional[bytes] = ..., source: _Optional[_Union[Reference, _Mapping]] = ..., reason: _Optional[str] = ..., drained_ns: _Optional[int] = ..., begun: _Optional[bool] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("version",)

@@ -14,12 +14,11 @@ import pytest
 
 from tensorhub import messages as m
 from tensorhub.addresses import Address
-from tensorhub.client.frame_link import FrameLink
 from tensorhub.client.links import parse_server
 from tensorhub.client.session import Session
 from tensorhub.errors import SeatTaken, ServerUnavailable
 from tensorhub.messages import Answer, Call
-from tensorhub.ports import Connection, Heart, Link
+from tensorhub.ports import Connection, Link
 from tensorhub.server.direct import address_of, listen, serve_direct
 from tensorhub.server.grpc_service import Tls
 from tensorhub.server.grpc_service import serve as serve_grpc
@@ -138,46 +137,29 @@ async def grpcs() -> AsyncIterator[Served]:
             yield served
 
 
-class Finding:
-    """A link that asks for the server's address at each connect, as one that looks a name up."""
-
-    address = "tcp frames"
-
-    def __init__(self, at: Callable[[], Address]) -> None:
-        self._at = at
-
-    async def own_host(self) -> str:
-        return await FrameLink(self.address, self._at()).own_host()
-
-    async def connect(self, timeout_s: float) -> Connection:
-        return await FrameLink(self.address, self._at()).connect(timeout_s)
-
-    async def beat(self, session: bytes, interval_ns: int) -> Heart:
-        return await FrameLink(self.address, self._at()).beat(session, interval_ns)
-
-
 @asynccontextmanager
-async def tcp_frames() -> AsyncIterator[Served]:
-    """What a server speaks over its own address."""
-    lives: list[tuple[Host, Address, asyncio.Task[None]]] = []
+async def frames() -> AsyncIterator[Served]:
+    """Plain frames over TCP; each later life listens where the first one did."""
+    lives: list[tuple[Host, asyncio.Task[None]]] = []
 
-    async def begin() -> None:
-        listener = listen("127.0.0.1")
+    async def begin(port: int) -> Address:
+        listener = listen("127.0.0.1", port)
         host, at = Host(make_machine()), address_of(listener)
-        lives.append((host, at, asyncio.create_task(serve_direct(listener, host))))
+        lives.append((host, asyncio.create_task(serve_direct(listener, host))))
+        return at
 
     async def end() -> None:
-        host, _, task = lives[-1]
+        host, task = lives[-1]
         host.stop("ended by the test")
         await task
 
     async def restart() -> None:
         await end()
-        await begin()
+        await begin(bound.port)
 
-    await begin()
+    bound = await begin(0)
     try:
-        yield Served(Finding(lambda: lives[-1][1]), restart, end)
+        yield Served(parse_server(f"frames://{bound}"), restart, end)
     finally:
         await end()
 
@@ -205,7 +187,7 @@ async def over_ray(server: RayServer) -> AsyncIterator[Served]:
 IN_THIS_PROCESS = {
     "direct": direct,
     "local": local,
-    "tcp frames": tcp_frames,
+    "frames": frames,
     "calls": calls,
     "grpc": grpc,
     "grpcs": grpcs,

@@ -1,7 +1,7 @@
 """A naive twin of the server: plain dicts, no indexes, everything found by scanning. It predicts every message.
 
-It knows one model, one lineage, one buffer set, no places and no rerouting; within that it is complete. It shares no
-code with the server but the message types.
+It knows one model, one lineage, one buffer set, no places and no rerouting; within that it is complete, the patience of
+readers included. It shares no code with the server but the message types.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 SECOND = 1_000_000_000
 LEASE, MARGIN = 10 * SECOND, 4 * SECOND + SECOND // 2
-READERS_MAX, DEPTH_MAX = 4, 8
+READERS_MAX, DEPTH_MAX, PATIENCE = 4, 256, SECOND // 4
 
 #: (to, call, kind, what matters of it)
 Message = tuple[str, int, str, Any]
@@ -30,6 +30,7 @@ class Twin:
         self.groups: dict[str, list[int]] = {}  # replica: [group, sequence]
         self.groups_born = 0
         self.born = 0
+        self.queued = 0
         self.highest = -1
         self.last: dict[Seat, int] = {}
         self.holdings: dict[str, dict[str, Any]] = {}  # by generation, oldest first
@@ -70,13 +71,22 @@ class Twin:
             if tx["version"] is not None:
                 found.append((tx["deadline"], ("transaction", replica)))
         found += [(h["drain"][2], ("drain", g)) for g, h in self.holdings.items() if h["drain"]]
+        found += [(h["promise"], ("promise", g)) for g, h in self.holdings.items() if self.promises(h)]
         return found
 
+    def promises(self, h: dict[str, Any]) -> bool:
+        """Whether it was granted lately and will serve: until then, newcomers wait for it."""
+        return h["promise"] is not None and not h["serves"] and h["upstream"] is not None
+
     def tick(self) -> list[Message]:
-        """Everything that happens at the earliest deadline, which is now."""
+        """Everything that happens at the earliest deadline, which is now; promises of one step end one by one."""
         self.out = []
-        at, what = min(self.deadlines())
-        assert at == self.now
+        while self.due() == self.now:
+            self.fall_due()
+        return self.out
+
+    def fall_due(self) -> None:
+        what = min(((at, what) for at, what in self.deadlines()), key=lambda entry: entry[0])[1]
         if what[0] == "lease":
             del self.leases[what[1]]
             self.vacate([seat for seat, who in self.seats.items() if who == what[1]])
@@ -88,13 +98,14 @@ class Twin:
         elif what[0] == "transaction":
             tx = self.transactions[what[1]]
             self.abort(what[1], dict.fromkeys((s for s in range(self.shards) if s not in tx["done"]), "GroupAborted"))
+        elif what[0] == "promise":
+            self.holdings[what[1]]["promise"] = None
         else:
             holding = self.holdings[what[1]]
             to, call, _ = holding["drain"]
             holding["drain"] = None
             self.say(to, call, "Refused", "DrainTimeout")
         self.settle()
-        return self.out
 
     # ------------------------------------------------------------ sessions and seats
 
@@ -155,7 +166,15 @@ class Twin:
     def make(self, seat: Seat, generation: str, version: int, state: str) -> dict[str, Any]:
         self.born += 1
         new = {"seat": seat, "version": version, "state": state, "root": None, "proven": True, "hidden": False}
-        new |= {"serves": False, "full": False, "upstream": None, "born": self.born, "drain": None}
+        new |= {
+            "begun": False,
+            "serves": False,
+            "full": False,
+            "upstream": None,
+            "born": self.born,
+            "drain": None,
+            "promise": None,
+        }
         self.holdings[generation] = new
         return new
 
@@ -316,7 +335,16 @@ class Twin:
             raise Stop("BadRequest")
 
     def replicate(
-        self, who: str, call: int, seat: Seat, group: int, sequence: int, selector: Any, timeout: int, generation: str
+        self,
+        who: str,
+        call: int,
+        seat: Seat,
+        group: int,
+        sequence: int,
+        selector: Any,
+        timeout: int,
+        generation: str,
+        offers: int,
     ) -> None:
         self.own(who, seat)
         self.fresh(seat, group, sequence)
@@ -341,6 +369,7 @@ class Twin:
             "generation": generation,
             "deadline": self.now + timeout,
             "who": who,
+            "offers": offers,
         }
         if tx["version"] is None:
             self.decide(replica)
@@ -430,16 +459,25 @@ class Twin:
         part = tx["parts"][shard]
         source = self.choose(replica, shard)
         if source is None:
+            if part["phase"] != "queued":
+                self.queued += 1
+                part["queued"] = self.queued
             part["phase"] = "queued"
             return
         part["phase"] = "reading"
         filling = self.make((replica, shard), part["generation"], tx["version"], "filling")
-        filling["upstream"] = source
+        filling |= {
+            "upstream": source,
+            "promise": self.now + PATIENCE,
+            "serves": part["offers"] == tx["version"] + self.known[tx["version"], shard]["flavour"],
+        }
         seat = self.holdings[source]["seat"]
         tx["source"] = tx["source"] or seat[0]
         tx["pins"].pop(shard, None)
         root = self.known[tx["version"], shard]["root"]
-        self.say(part["who"], part["call"], "Granted", (tx["version"], seat, source, root))
+        above = self.holdings[source]
+        begun = above["state"] != "filling" or above["begun"]
+        self.say(part["who"], part["call"], "Granted", (tx["version"], seat, source, root, begun))
 
     def choose(self, replica: str, shard: int) -> str | None:
         tx = self.transactions[replica]
@@ -449,12 +487,16 @@ class Twin:
             if same and h["seat"][0] != replica and len(self.readers(g)) < READERS_MAX and self.depth(g) < DEPTH_MAX:
                 fits.append(g)
         offered = [g for g in fits if self.offered(self.holdings[g])]
-        for g in offered:
+        idle = [g for g in offered if not self.readers(g)]
+        for g in idle:
             if self.holdings[g]["seat"][0] == tx["source"]:
                 return g
         replicated = any(self.holdings[g]["state"] == "complete" for g in self.complete(tx["version"], shard))
+        coming = [h for h in self.holdings.values() if (h["version"], h["seat"][1]) == (tx["version"], shard)]
+        if not idle and any(self.promises(h) for h in coming):
+            return None
         if offered:
-            return min(offered, key=lambda g: self.rank(g, replicated))
+            return min(idle or offered, key=lambda g: self.rank(g, replicated))
         pinned = tx["pins"].get(shard)
         return pinned if pinned in fits and self.holdings[pinned]["hidden"] else None
 
@@ -479,7 +521,7 @@ class Twin:
             raise Stop("GroupAborted")
         if part["phase"] == "done":
             raise Stop("BadRequest" if generation in self.holdings else "GroupAborted")
-        self.holdings[generation]["serves"] = True
+        self.holdings[generation] |= {"serves": True, "begun": True}
         self.say(who, call, "Ok")
 
     def done(self, who: str, call: int, seat: Seat, group: int, sequence: int, generation: str, root: str) -> None:
@@ -606,14 +648,20 @@ class Twin:
         return False
 
     def waited(self) -> bool:
+        queue = [
+            (part["queued"], replica, shard)
+            for replica, tx in self.transactions.items()
+            for shard, part in tx["parts"].items()
+            if part["phase"] == "queued"
+        ]
+        for _, replica, shard in sorted(queue):
+            if self.choose(replica, shard):
+                self.place(replica, shard)
+                return True
+            if not self.hope(replica, shard):
+                self.abort(replica, {shard: "VersionUnavailable"})
+                return True
         for replica, tx in self.transactions.items():
-            for shard, part in tx["parts"].items():
-                if part["phase"] == "queued" and self.choose(replica, shard):
-                    self.place(replica, shard)
-                    return True
-                if part["phase"] == "queued" and not self.hope(replica, shard):
-                    self.abort(replica, {shard: "VersionUnavailable"})
-                    return True
             if tx["version"] is None:
                 before = len(self.out)
                 self.decide(replica)

@@ -40,6 +40,8 @@ class Meddler:
         self.inner.deregister(address, nbytes)
 
     def __getattr__(self, name: str) -> object:
+        if name == "follow":
+            raise AttributeError("reads are meddled with one by one: this engine does not follow by itself")
         return getattr(self.inner, name)
 
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:

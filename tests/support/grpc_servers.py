@@ -1,4 +1,4 @@
-"""Reference servers over gRPC for tests: real processes, known by what they print, gone when the test ends."""
+"""Reference servers over a network for tests: real processes, known by what they print, gone when the test ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ START_S = 30.0
 
 
 class GrpcServer:
-    """One process of `python -m tensorhub.server grpc`."""
+    """One process of `python -m tensorhub.server grpc`, or of another kind."""
 
-    def __init__(self, listen: str, *options: str, **settings: str) -> None:
-        command = [sys.executable, "-m", "tensorhub.server", "grpc", "--listen", listen, *options]
+    def __init__(self, listen: str, *options: str, kind: str = "grpc", **settings: str) -> None:
+        command = [sys.executable, "-m", "tensorhub.server", kind, "--listen", listen, *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **settings}
         )
@@ -25,7 +25,7 @@ class GrpcServer:
         self.log: list[str] = []
         self._logging = threading.Thread(target=self._read_log, daemon=True)
         self._logging.start()
-        #: The first line it printed: `grpc://host:port`.
+        #: The first line it printed: `grpc://host:port`, or of its kind.
         self.address = self.process.stdout.readline().strip()
         assert self.address, f"the server ended: {self.end()}"
 
@@ -50,9 +50,11 @@ class GrpcServer:
 
 
 @contextmanager
-def grpc_server(listen: str = "127.0.0.1:0", *options: str, **settings: str) -> Iterator[GrpcServer]:
+def grpc_server(
+    listen: str = "127.0.0.1:0", *options: str, kind: str = "grpc", **settings: str
+) -> Iterator[GrpcServer]:
     """A server at `listen` while the block runs."""
-    server = GrpcServer(listen, *options, **settings)
+    server = GrpcServer(listen, *options, kind=kind, **settings)
     try:
         yield server
     finally:

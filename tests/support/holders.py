@@ -92,6 +92,10 @@ class Holder:
         self.raised.append(watermark)
         self.holding.raise_to(watermark)
 
+    def shown(self, watermark: int) -> None:
+        self.raised.append(watermark)
+        self.holding.shown(watermark)
+
     async def fill(self, source: Source, *, batch_bytes: int = 1, install: bool = True) -> None:
         """Fill what is missing from a source, in batches of at least so many bytes; `SourceFailed` as in a pull."""
         filling = Filling(
@@ -100,9 +104,11 @@ class Holder:
             self.holding.digests,
             self.counter,
             self.raise_to,
+            self.shown,
             lambda: None,
             verified=True,
             batch_bytes_min=batch_bytes,
+            own_block=self.holding.block,
         )
         stream_bytes = self.manifest.stream_bytes
         source_map = await fetch_map(source.engine, source.peer, source.exposure, stream_bytes)

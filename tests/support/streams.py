@@ -24,7 +24,7 @@ SOON_S = 0.05
 PAGE = 4096
 
 
-def greeting(incarnation: bytes, version: int = 1, word: int = 0, magic: bytes = MAGIC) -> bytes:
+def greeting(incarnation: bytes, version: int = 2, word: int = 0, magic: bytes = MAGIC) -> bytes:
     """`word` is the token's length from a reader, the status from a server."""
     return struct.pack("<8sHHI16s", magic, version, word, 0, incarnation)
 

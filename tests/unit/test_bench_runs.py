@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from bench.peers import mooncake, pair
 from bench.process import cpu_seconds
 from bench.pulls import Puller
 from bench.questions import QUESTIONS, Section, ask, choose
-from bench.remote import Missing, Remote, RemoteFailed, State
+from bench.remote import Missing, Remote, RemoteFailed, State, stands_still
 from bench.report import Report
 from bench.server import percentile
 
@@ -132,6 +132,30 @@ def test_missing_crosses_processes_and_others_do_not() -> None:
         with pytest.raises(RemoteFailed, match="KeyError: 'arrays'"):
             worker.call(pair.change)
         worker.call(pair.allocate, [8], 1)  # it goes on after both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_paused_process_stands_still_until_it_is_resumed(method: Literal["spawn", "forkserver"]) -> None:
+    """`pause` returns once the process has stopped, also where a fork server is its parent; what it is asked meanwhile
+    it does afterwards."""
+    with Remote("worker", method) as worker:
+        worker.call(pair.allocate, [8], 1)
+        assert not stands_still(worker.pid)
+        worker.pause()
+        assert stands_still(worker.pid)
+        worker.start(pair.fills)
+        worker.resume()
+        assert worker.result() == [1]
+    assert stands_still(worker.pid)
+
+
+def test_an_array_that_is_half_there_is_full_of_nothing() -> None:
+    """A peer's bytes are compared as a whole: one that differs is enough."""
+    state: State = {}
+    pair.allocate(state, [8, 8], 3)
+    state["arrays"][1][5] = 4
+    assert pair.fills(state) == [3, None]
 
 
 def copy_nothing(_: State) -> None:

@@ -88,5 +88,5 @@ def test_what_is_no_server_is_told() -> None:
 
 def test_a_number_of_another_host_is_not_listened_on() -> None:
     """The error names the number that cannot be bound."""
-    with pytest.raises(ServerUnavailable, match=r"cannot listen on 192\.0\.2\.77"):
+    with pytest.raises(ServerUnavailable, match=r"cannot listen at 192\.0\.2\.77"):
         listen("192.0.2.77")

@@ -18,12 +18,22 @@ def test_local_addresses(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "locals", "local:", "local:..", "local:a/b", "local:" + "x" * 65, "http://x", "ray://", "ray:x"]
+    "address",
+    [
+        *("", "locals", "local:", "local:..", "local:a/b", "local:" + "x" * 65, "http://x", "ray://", "ray:x"),
+        *("frames://", "frames://h", "frames://h:0", "frames://h:x", "frames://::1:7"),
+    ],
 )
 def test_other_addresses_are_refused(address: str) -> None:
     """What is no address is a mistake of the caller, told at once."""
     with pytest.raises(BadRequest):
         parse_server(address)
+
+
+@pytest.mark.parametrize("address", ["frames://h:7", "frames://198.18.0.1:7", "frames://[2001:2::1]:7"])
+def test_frames_need_nothing_but_an_address(address: str) -> None:
+    """ipv6_endpoint: names and numbers of both kinds, with a port; errors repeat what was written."""
+    assert parse_server(address).address == address
 
 
 @pytest.mark.parametrize("scheme", ["ray", "grpc", "grpcs"])

@@ -148,6 +148,8 @@ class Process:
 class Cluster:
     settings: Settings = DEFAULTS
     shards: int = 1
+    #: Off for crowds: checking everything after every step takes longer than all the steps.
+    checks: bool = True
     now_ns: int = 0
     calls: int = 0
     machine: Machine = field(init=False)
@@ -162,8 +164,12 @@ class Cluster:
             self.calls += 1
             call = self.calls
         self.log += self.machine.receive(self.now_ns, session, call, request)
-        self.machine.check()
+        self._check()
         return call
+
+    def _check(self) -> None:
+        if self.checks:
+            self.machine.check()
 
     def process(
         self, name: str, *, shards: int | None = None, location: str = "", model: ModelKey = ACTOR, life: int = 1
@@ -198,7 +204,7 @@ class Cluster:
         while (due := self.machine.next_deadline_ns()) is not None and due <= end:
             self.now_ns = max(due, self.now_ns)
             self.log += self.machine.tick(self.now_ns)
-            self.machine.check()
+            self._check()
         self.now_ns = end
 
     def alive(self, seconds: float, *processes: Process) -> None:

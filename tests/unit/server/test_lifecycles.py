@@ -171,18 +171,17 @@ def part_in(phase: str) -> tuple[Cluster, Process, Process]:
         for trainer in trainers:
             trainer.publish(2)
             trainer.seal(2)
-    if phase == "QUEUED":
-        for number in range(4):
-            cluster.process(f"reader-{number}#0").replicate(timeout_s=30)
     if phase == "none":
         return cluster, me, sibling
     if phase == "aborted":
         me.abort("no space")
         me.sequence -= 1
         return cluster, me, sibling
+    if phase in ("QUEUED", "REROUTING"):
+        cluster.process("other#0").replicate(timeout_s=30)
     me.replicate(timeout_s=30)
     if phase == "REROUTING":
-        cluster.process("other#0").replicate(timeout_s=30)
+        cluster.wait(0.3)  # until the other is waited for no more
         me.reroute(trainers[0].published, timeout_s=30)
     if phase == "DONE":
         me.done(1)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tensorhub import messages as m
 from tensorhub.server.holdings import attach, detach
 from tensorhub.server.placement import weight
-from tensorhub.server.settings import DEPTH_MAX, READERS_PER_SOURCE_MAX, SICK_REPORTS
+from tensorhub.server.settings import DEFAULTS, READERS_PER_SOURCE_MAX, SECOND_NS, SICK_REPORTS
 from tensorhub.server.turn import Turn
 from tests.unit.server.kit import Cluster, Process
 
 
 def build(*holders: str) -> Cluster:
     """Holders written `name kind place readers`; kinds: published, complete, partial (fed by the first holder)."""
-    cluster = Cluster()
+    cluster = Cluster(replace(DEFAULTS, patience_ns=0))
     for text in holders:
         name, kind, place, _ = text.split()
         process = cluster.process(name, location="" if place == "-" else place)
@@ -55,7 +57,20 @@ def take(cluster: Cluster, reader: Process, source: Process) -> None:
 TABLE = [
     # who asks from where, the holders, whom it gets
     ("-", ["t published - 0"], "t", "the only one"),
-    ("dc1/r1/h1", ["t published dc1/r2/h9 0", "a complete dc1/r1/h2 3"], "a", "nearest, though loaded"),
+    ("dc1/r1/h1", ["t published dc1/r2/h9 0", "a complete dc1/r1/h2 1"], "t", "idle before nearer"),
+    ("dc1/r1/h1", ["t published dc1/r2/h9 0", "a partial dc1/r1/h2 0"], "a", "nearest of the idle"),
+    (
+        "dc1/r1/h1",
+        ["t published dc1/r2/h9 2", "a complete dc1/r1/h2 3"],
+        "a",
+        "nearest, though loaded, when none is idle",
+    ),
+    (
+        "dc1/r1/h1",
+        ["t published dc2/r2/h9 0", "a complete dc1/r1/h2 3"],
+        "a",
+        "loaded before idle beyond the data centre",
+    ),
     (
         "dc1/r1/h1",
         ["t published dc1/r1/h1 0", "a complete dc2/r1/h1 0"],
@@ -80,7 +95,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("place", "holders", "expected", "why"), TABLE, ids=[row[3] for row in TABLE])
 def test_choice(place: str, holders: list[str], expected: str, why: str) -> None:
-    """The source is the nearest, then the least loaded, then complete; publishers last; and its reason is told."""
+    """The source is idle, or else the least loaded; the nearest; complete; publishers last; and its reason is told."""
     cluster = build(*holders)
     reader = cluster.process("reader", location="" if place == "-" else place)
     answer = reader.answer(reader.replicate())
@@ -95,39 +110,117 @@ def test_weight_is_coarse() -> None:
     assert weight(0, 0) == 1
 
 
+def published(*names: str, patience_ns: int = DEFAULTS.patience_ns) -> tuple[Cluster, list[Process]]:
+    """A cluster with trainers that hold version 1."""
+    cluster = Cluster(replace(DEFAULTS, patience_ns=patience_ns))
+    trainers = [cluster.process(name) for name in names]
+    for trainer in trainers:
+        trainer.publish(1)
+        trainer.seal(1)
+    return cluster, trainers
+
+
+def source_of(reader: Process, call: int) -> str:
+    """Whose holding a call was granted; empty while it waits."""
+    answer = reader.answer(call)
+    return answer.source.seat.replica if isinstance(answer, m.Granted) else ""
+
+
 def test_full_sources_make_readers_wait() -> None:
     """A source serves so many readers; the next waits for a place and gets the first that is free."""
-    cluster = Cluster()
-    trainer = cluster.process("trainer")
-    trainer.publish(1)
-    trainer.seal(1)
+    cluster, _ = published("trainer", patience_ns=0)
     readers = [cluster.process(f"roll-{number}") for number in range(READERS_PER_SOURCE_MAX + 1)]
     calls = [reader.replicate() for reader in readers]
-    assert [reader.answer(call) is None for reader, call in zip(readers, calls, strict=True)] == [False] * 4 + [True]
+    sources = [source_of(reader, call) for reader, call in zip(readers, calls, strict=True)]
+    assert sources == ["trainer"] * READERS_PER_SOURCE_MAX + [""]
     readers[0].done(1)
-    granted = readers[-1].answer(calls[-1])
-    assert isinstance(granted, m.Granted)
-    assert granted.source.seat.replica == "roll-0"
+    assert source_of(readers[-1], calls[-1]) == "roll-0"
 
 
-def test_chains_are_bounded() -> None:
-    """Readers of readers form a chain of at most DEPTH_MAX hops; then sources nearer to the root are taken."""
-    cluster = Cluster()
-    cluster.process("trainer").publish(1)
-    for number in range(DEPTH_MAX + 6):
-        reader = cluster.process(f"roll-{number}")
-        assert isinstance(reader.answer(reader.replicate()), m.Granted)
+def test_newcomers_wait_for_the_filling_that_will_serve() -> None:
+    """Who finds no idle source waits for the next reader to serve, rather than share the trainer's uplink."""
+    cluster, _ = published("trainer")
+    first, second, third = (cluster.process(name) for name in ("first", "second", "third"))
+    first.replicate()
+    calls = [second.replicate(), third.replicate()]
+    assert source_of(second, calls[0]) == ""
+    first.serve()
+    assert source_of(second, calls[0]) == "first"
+    assert source_of(third, calls[1]) == ""
+    second.serve()
+    assert source_of(third, calls[1]) == "second"
+
+
+def test_patience_ends() -> None:
+    """A filling that does not serve in time is not waited for: one reader shares a source, the next waits for it."""
+    cluster, _ = published("trainer")
+    cluster.process("stuck").replicate()
+    second, third = cluster.process("second"), cluster.process("third")
+    calls = [second.replicate(), third.replicate()]
+    cluster.wait(DEFAULTS.patience_ns / SECOND_NS - 0.001)
+    assert source_of(second, calls[0]) == ""
+    cluster.wait(0.001)
+    assert source_of(second, calls[0]) == "trainer"
+    assert source_of(third, calls[1]) == ""
+    second.serve()
+    assert source_of(third, calls[1]) == "second"
+
+
+@pytest.mark.parametrize("end", ["leave", "done", "abort"])
+def test_nobody_waits_for_a_filling_that_ended(end: str) -> None:
+    """The filling that others wait for goes, or completes, or is given up: the next reader gets its source at once."""
+    cluster, _ = published("trainer")
+    first, second = cluster.process("first"), cluster.process("second")
+    first.replicate()
+    call = second.replicate()
+    assert source_of(second, call) == ""
+    {"leave": first.leave, "done": lambda: first.done(1), "abort": first.abort}[end]()
+    assert source_of(second, call) == ("first" if end == "done" else "trainer")
+
+
+def test_nobody_waits_for_a_subset() -> None:
+    """A reader of a subset never serves: the next one shares its source at once."""
+    cluster, _ = published("trainer")
+    cluster.process("subset").replicate(serves=False)
+    reader = cluster.process("reader")
+    assert source_of(reader, reader.replicate()) == "trainer"
+
+
+def test_another_source_must_have_more() -> None:
+    """A reader that lost its source goes on from one that has more than itself; an idle one that will soon have more
+    is waited for, rather than to share another."""
+    cluster, _ = published("trainer")
+    readers = [cluster.process(name) for name in ("first", "second", "third")]
+    for reader in readers:
+        reader.replicate()
         reader.serve()
-    trainer = cluster.machine.state.generations[cluster.processes["trainer"].published]
-    assert trainer.height <= DEPTH_MAX
-    assert trainer.height > 1
+    first, second, third = readers
+    first.progress(4)
+    second.leave()
+    call = third.reroute(second.generation, watermark=4)
+    assert source_of(third, call) == ""
+    first.progress(5)
+    assert source_of(third, call) == "first"
+
+
+def test_another_source_is_shared_when_patience_ends() -> None:
+    """The idle source does not get far enough in time: the reader shares one that has everything."""
+    cluster, _ = published("trainer")
+    first, second, third = (cluster.process(name) for name in ("first", "second", "third"))
+    for reader in (first, second, third):
+        reader.replicate()
+        reader.serve()
+    second.leave()
+    call = third.reroute(second.generation, watermark=4)
+    assert source_of(third, call) == ""
+    cluster.wait(DEFAULTS.patience_ns / SECOND_NS)
+    assert source_of(third, call) == "trainer"
 
 
 def test_reroute_needs_more_than_oneself() -> None:
     """A re-route goes to a complete source or one with a greater watermark, never to one's own reader."""
-    cluster = Cluster()
-    trainer, first, second = (cluster.process(name) for name in ("trainer", "first", "second"))
-    trainer.publish(1)
+    cluster, (trainer,) = published("trainer")
+    first, second = cluster.process("first"), cluster.process("second")
     first.replicate()
     first.serve()
     second.replicate()
@@ -141,10 +234,8 @@ def test_reroute_needs_more_than_oneself() -> None:
 
 def test_sick_source_quarantined() -> None:
     """`sick_source_quarantined`: reported by enough readers a source is offered to nobody, until its time is over."""
-    cluster = Cluster()
-    sick, well = cluster.process("sick"), cluster.process("well")
-    sick.publish(1)
-    sick.seal(1)
+    cluster, (sick,) = published("sick", patience_ns=0)
+    well = cluster.process("well")
     readers = [cluster.process(f"roll-{number}") for number in range(SICK_REPORTS)]
     for reader in readers:
         assert isinstance(reader.answer(reader.replicate(timeout_s=30)), m.Granted)
@@ -167,9 +258,7 @@ def test_sick_source_quarantined() -> None:
 
 def test_progress_ends_quarantine() -> None:
     """A source whose reader still progresses is not sick: it is offered again at once."""
-    cluster = Cluster()
-    source = cluster.process("source")
-    source.publish(1)
+    cluster, (source,) = published("source", patience_ns=0)
     readers = [cluster.process(f"roll-{number}") for number in range(3)]
     for reader in readers:
         reader.replicate()

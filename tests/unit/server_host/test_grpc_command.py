@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
-import signal
 import socket
 import sys
 from typing import Any
 
 import pytest
 
-from tensorhub.errors import BadRequest, Broken, ServerUnavailable
+from tensorhub.errors import BadRequest, ServerUnavailable
 from tensorhub.server import grpc_command
 from tensorhub.server.__main__ import main
-from tensorhub.server.host import Host
-from tests.support.fake_machine import FakeMachine
+from tests.unit.server_host.ending import Ending
 
 
 def run(*arguments: str, host: Any, has_token: bool = False) -> int:
@@ -25,20 +22,6 @@ def run(*arguments: str, host: Any, has_token: bool = False) -> int:
     grpc_command.add_options(parser)
     options = parser.parse_args(arguments)
     return asyncio.run(grpc_command.run(host, options, has_token=has_token))
-
-
-class Ending(Host):
-    """A host that ends as soon as it runs: by a signal to its process, or broken."""
-
-    def __init__(self, *, broken: bool = False) -> None:
-        super().__init__(FakeMachine())
-        self._broken = broken
-
-    async def run(self) -> None:
-        if self._broken:
-            raise Broken("an invariant does not hold")
-        os.kill(os.getpid(), signal.SIGTERM)
-        await super().run()
 
 
 def test_the_first_line_is_the_bound_address(capsys: pytest.CaptureFixture[str]) -> None:
