@@ -113,14 +113,18 @@ class Crowd:
 
 
 @asynccontextmanager
-async def gathered(seed: int, readers: Sequence[str]) -> AsyncIterator[Crowd]:
-    """A crowd whose graph is watched; at the end all are killed, and nothing may have been violated."""
-    world = World(seed, echo=False, check_every=CHECK_EVERY, stall_s=STALL_S)
+async def gathered(
+    seed: int, readers: Sequence[str], *, check_every: int = CHECK_EVERY, judged: bool = True
+) -> AsyncIterator[Crowd]:
+    """A crowd whose graph is watched; at the end all are killed, and nothing may have been violated. Not `judged`, it
+    says only what was found: for stories with mistakes in them."""
+    world = World(seed, echo=False, check_every=check_every, stall_s=STALL_S)
     crowd = Crowd(world, readers)
     watching = asyncio.create_task(crowd.watch.run())
     try:
         yield crowd
-        world.machine.check()
+        if judged:
+            world.machine.check()
         if watching.done():
             watching.result()
     finally:
@@ -132,4 +136,4 @@ async def gathered(seed: int, readers: Sequence[str]) -> AsyncIterator[Crowd]:
                 await process.kill()
         await world.end()
     world.checkers.crashed([])
-    assert not world.checkers.violations, "\n".join(world.checkers.violations[:20])
+    assert not judged or not world.checkers.violations, "\n".join(world.checkers.violations[:20])

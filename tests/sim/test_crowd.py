@@ -108,7 +108,7 @@ async def lose_first(crowd: Crowd, how: str) -> None:
     else:
         lost.freeze(heart=True)
     await ended(tasks[1:])
-    assert crowd.world.now_s() - began_s < 3 * STALL_S
+    assert crowd.world.now_s() - began_s < 5 * STALL_S
     lost.thaw()
     await tasks[0]
 
@@ -145,18 +145,19 @@ def test_only_the_lost_source_is_blamed(how: str) -> None:
     told(CHAIN, story)
 
 
-@pytest.mark.xfail(reason="a straggler keeps its readers")
 def test_readers_behind_a_straggler() -> None:
-    """The second of a chain has a tenth of the others' link. It gets everything, at its own pace; those that came
+    """The second of a chain has a quarter of the others' link. It gets everything, at its own pace; those that came
     after it are done about when the first is, not when it is."""
 
     async def story(crowd: Crowd) -> None:
-        crowd.world.plane.links["r2"].bytes_per_s /= 10
+        shard_s = 2.0  # long beside the reports by which the server knows a straggler
+        for link in crowd.world.plane.links.values():
+            link.bytes_per_s = crowds.STREAM_BYTES / shard_s
+        crowd.world.plane.links["r2"].bytes_per_s /= 4
         await ended(await chained(crowd, CHAIN))
-        at_s = {name: returned_s for name, (_, returned_s) in crowd.got.items()}
-        shard_s = crowds.STREAM_BYTES / crowds.LINK_BYTES_PER_S
-        assert at_s["r2"] - at_s["r1"] > 5 * shard_s
-        assert max(at_s[name] for name in ("r3", "r4", "r5")) - at_s["r1"] < 2 * shard_s
+        late_s = {name: returned_s - crowd.got["r1"][1] for name, (_, returned_s) in crowd.got.items()}
+        assert late_s["r2"] > 2 * shard_s
+        assert max(late_s[name] for name in ("r3", "r4", "r5")) < shard_s, late_s
 
     told(CHAIN, story)
 
