@@ -228,8 +228,8 @@ def test_a_shared_uplink_is_no_straggler() -> None:
     for name in ("x", "y"):
         flow.cluster.process(name).replicate()
         flow.cluster.wait(DEFAULTS.patience_ns / SECOND_NS)
-    # x reads from a; y waited for x in vain, and shares the trainer.
-    assert (flow.source("x"), flow.source("y")) == ("a", "trainer")
+    # y waited for x in vain, and shares its source.
+    assert (flow.source("x"), flow.source("y")) == ("a", "a")
     flow.cluster.processes["x"].serve()
     flow.rates |= {"x": FAST // 2, "y": FAST // 2}
     flow.marks |= {"x": 0, "y": 0}
