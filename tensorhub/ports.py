@@ -73,7 +73,7 @@ class Course:
     own_block: int
     #: Written while it runs: 1 for each chunk that is verified, shape (n,), uint8.
     done: NDArray[np.uint8]
-    #: Written while it runs: chunks of the verified prefix, bytes verified.
+    #: Written while it runs: chunks of the verified prefix, bytes verified, bytes landed with the digests among them.
     told: U64
 
 
@@ -81,13 +81,12 @@ class Course:
 class Follower(Protocol):
     """An engine that can follow a source by itself: nothing of the interpreter is needed between two chunks."""
 
-    async def follow(self, peer: bytes, course: Course, stall_s: float) -> int:
-        """Return when every chunk of the course is verified, counted in `told` and shown; how many bytes landed.
+    async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
+        """Return when every chunk of the course is verified, counted in `told` and shown.
 
-        Raises as `Engine.read` does, with the bytes that landed in `where.bytes_done`; `SourceFailed` also for a chunk
-        that is not what its digest says and for another generation; `SourceSilent` after `stall_s` without a byte.
-        After it returns or raises, nothing touches local memory any more; what
-        is marked as done stays so.
+        Raises as `Engine.read` does; `SourceFailed` also for a chunk that is not what its digest says and for another
+        generation; `SourceSilent` after `stall_s` without a byte. After it returns or raises, nothing touches local
+        memory any more; what is marked as done stays so.
         """
         ...
 

@@ -135,8 +135,10 @@ bool th_batch_goes_on(struct batch *batch)
 
 uint64_t th_batch_landed(struct batch *batch, uint64_t nbytes)
 {
-    if (batch->follow != NULL && nbytes > 0)
+    if (batch->follow != NULL && nbytes > 0) {
         atomic_store(&batch->moved_ns, th_now_ns());
+        atomic_fetch_add(&batch->follow->told[2], nbytes);
+    }
     return atomic_fetch_add(&batch->bytes_done, nbytes) + nbytes;
 }
 

@@ -14,7 +14,8 @@
 struct follow {
     const uint64_t *numbers; /* of the batch's chunks in the stream, ascending */
     uint8_t *done;           /* of each chunk: 1 once it has landed, and is what its digest says */
-    _Atomic uint64_t *told;  /* for whoever looks meanwhile: chunks of the verified prefix, bytes verified */
+    _Atomic uint64_t *told;  /* for whoever looks meanwhile: chunks of the verified prefix, bytes verified,
+                                bytes landed with the digests among them */
     uint64_t whole;          /* chunks of the stream: the prefix, once nothing is to do */
     uint64_t source_block;   /* the source's progress block, there */
     uint64_t own_block;      /* in which the prefix is shown, or 0 */

@@ -18,8 +18,8 @@ from tensorhub.native.memory import writable
 U64 = NDArray[np.uint64]
 
 GENERATION_BYTES = 16
-#: Chunks of the verified prefix, and bytes verified.
-TOLD_WORDS = 2
+#: Chunks of the verified prefix, bytes verified, bytes landed with the digests among them.
+TOLD_WORDS = 3
 
 
 class _Follow(ctypes.Structure):

@@ -12,8 +12,9 @@ from tensorhub.pipeline.plan import Plan
 from tensorhub.ports import U64, Course, Ranges
 from tensorhub.types import Generation
 
-#: Chunks of the verified prefix, bytes verified: see `Course.told`.
-PREFIX, VERIFIED_BYTES = 0, 1
+#: See `Course.told`.
+TOLD_WORDS = 3
+LANDED_BYTES = 2
 
 
 def lay(
@@ -38,7 +39,7 @@ def lay(
         generation,
         own_block,
         np.zeros(len(numbers), dtype=np.uint8),
-        np.zeros(2, dtype=np.uint64),
+        np.zeros(TOLD_WORDS, dtype=np.uint64),
     )
 
 

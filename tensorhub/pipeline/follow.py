@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from tensorhub.errors import Broken, EngineUnavailable, SourceFailed, SourceSilent, TensorHubError
+from tensorhub.errors import Broken, EngineUnavailable, SourceFailed, SourceSilent
 from tensorhub.pipeline.counter import Counter, Span
-from tensorhub.pipeline.course import VERIFIED_BYTES, lay
+from tensorhub.pipeline.course import LANDED_BYTES, lay
 from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Exposure, Header
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
@@ -183,23 +183,20 @@ class Filling:
     async def _run_course(self, source: Source, engine: Follower, course: Course) -> None:
         """Let the engine follow, and count what it has done, also when it fails or is to stop."""
         following = asyncio.ensure_future(engine.follow(source.peer, course, self.stall_s))
-        before = self.bytes_read
         try:
             while not following.done():
                 await asyncio.wait([following], timeout=self.sample_s)
                 self._count(course)
                 self.fence()
-            landed = following.result()
-        except TensorHubError as failure:
-            landed = failure.where.bytes_done or 0
-            raise
+            following.result()
         finally:
             following.cancel()
             # Nothing may land after this method has returned.
             await asyncio.gather(following, return_exceptions=True)
             self._count(course)
+            # Of a chunk that was read in vain the digest may count as well.
             digests = DIGEST_BYTES * int(course.done.sum()) if course.is_verified else 0
-            self.bytes_read = before + max(landed - digests, int(course.told[VERIFIED_BYTES]))
+            self.bytes_read += int(course.told[LANDED_BYTES]) - digests
 
     def _count(self, course: Course) -> None:
         watermark = self.counter.narrow(course.numbers[course.done == 0])

@@ -99,7 +99,7 @@ class LocalEngine:
         if failure is not None:
             raise failure
 
-    async def follow(self, peer: bytes, course: Course, stall_s: float) -> int:
+    async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
         """`ports.Follower`: threads look at the source's header, and take what it shows to be there."""
         ranges = course.ranges
         check_ranges(ranges)
@@ -122,7 +122,6 @@ class LocalEngine:
             self._peers.leave(process)
         if failure is not None:
             raise failure
-        return outcome.bytes_done
 
     async def close(self) -> None:
         self._closed = True

@@ -116,7 +116,7 @@ class TcpEngine:
             late = SourceFailed(f"a read of {ranges.total_bytes} bytes from {at} was not done within {timeout_s} s")
             raise self._failure(source, outcome, troubles, late)
 
-    async def follow(self, peer: bytes, course: Course, stall_s: float) -> int:
+    async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
         """`ports.Follower`: the source holds every chunk back until its own watermark has passed it."""
         ranges = course.ranges
         check_ranges(ranges)
@@ -143,7 +143,6 @@ class TcpEngine:
         if outcome.bytes_done != ranges.total_bytes or outcome.failure is not Failure.NONE:
             late = SourceSilent(f"nothing came from {source.endpoint.address} for {stall_s} s")
             raise self._failure(source, outcome, troubles, late)
-        return outcome.bytes_done
 
     async def close(self) -> None:
         self._closed = True

@@ -14,7 +14,19 @@ from tensorhub import messages as m
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import DEFAULTS
 from tensorhub.server.turn import Outgoing
-from tensorhub.types import AtLeast, Digest, Epoch, Exactly, Generation, Latest, Location, ReplicaId, SessionId, Version
+from tensorhub.types import (
+    UNVERIFIED,
+    AtLeast,
+    Digest,
+    Epoch,
+    Exactly,
+    Generation,
+    Latest,
+    Location,
+    ReplicaId,
+    SessionId,
+    Version,
+)
 from tensorhub.types import Seat as RealSeat
 from tests.model.twin import MARGIN, SECOND, Message, Twin
 from tests.unit.server.kit import ACTOR, content, ident
@@ -22,6 +34,8 @@ from tests.unit.server.kit import ACTOR, content, ident
 REPLICAS = ("trainer", "roll-1", "roll-2", "roll-3")
 PROCESSES = st.integers(0, 11)
 NUMBERS = st.integers(1, 4)
+#: The version (and flavour) whose content a reader expects, or 0 for one that will say later how it is shown.
+OFFERS = st.sampled_from([0, 1, 1, 2, 3, 10])
 TIMEOUTS = st.sampled_from([2 * SECOND, 3 * SECOND])
 SELECTORS = st.one_of(
     st.just(("latest", 0)),
@@ -85,7 +99,7 @@ class ServerModel(RuleBasedStateMachine):
             case m.Granted():
                 source, root = message.source, message.root
                 what = (message.version.number, self.plain(source.seat), self.names[source.generation])
-                what += (self.names[root] if root else None,)
+                what += (self.names[root] if root else None, message.begun)
             case m.Held() | m.Committed():
                 what = message.version.number
             case m.Unpublished():
@@ -160,12 +174,12 @@ class ServerModel(RuleBasedStateMachine):
             if seals and ("trainer", shard) in self.published:
                 self.tell_root(("trainer", shard), self.published["trainer", shard], "same")
 
-    @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, until=st.integers(1, 5))
-    def pull(self, replica: int, selector: tuple[str, int], timeout: int, until: int) -> None:
+    @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, until=st.integers(1, 5), offers=OFFERS)
+    def pull(self, replica: int, selector: tuple[str, int], timeout: int, until: int, offers: int) -> None:
         """A group replicates, as far as it gets: asks, serves, is done."""
         seats = [self.seat(replica * self.shards + shard) for shard in range(self.shards)]
         for seat in seats:
-            self.ask(REPLICAS.index(seat[0]) * self.shards + seat[1], selector, timeout, 0)
+            self.ask(REPLICAS.index(seat[0]) * self.shards + seat[1], selector, timeout, 0, offers)
         for seat in seats if until > 1 else ():
             self.tell_plan(seat)
         for seat in seats[: until - 2] if until > 2 else ():
@@ -177,14 +191,20 @@ class ServerModel(RuleBasedStateMachine):
         request = m.Unpublish(self.real(seat), "a", timeout, abandon)
         self.step(self.session[seat], request, "unpublish", seat, timeout, abandon)
 
-    @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, together=st.booleans())
-    def replicate(self, replica: int, selector: tuple[str, int], timeout: int, together: bool) -> None:
+    @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, together=st.booleans(), offers=OFFERS)
+    def replicate(self, replica: int, selector: tuple[str, int], timeout: int, together: bool, offers: int) -> None:
         """One shard of a group asks, or all one after the other."""
         for shard in range(self.shards if together else 1):
-            self.ask(replica * self.shards + shard, selector, timeout, 0)
+            self.ask(replica * self.shards + shard, selector, timeout, 0, offers)
 
-    @rule(index=PROCESSES, selector=SELECTORS, timeout=TIMEOUTS, ahead=st.sampled_from([0, 0, 0, 0, 1, -1]))
-    def ask(self, index: int, selector: tuple[str, int], timeout: int, ahead: int) -> None:
+    @rule(
+        index=PROCESSES,
+        selector=SELECTORS,
+        timeout=TIMEOUTS,
+        ahead=st.sampled_from([0, 0, 0, 0, 1, -1]),
+        offers=OFFERS,
+    )
+    def ask(self, index: int, selector: tuple[str, int], timeout: int, ahead: int, offers: int) -> None:
         seat = self.seat(index)
         group, sequence = self.twin.groups.get(seat[0], (0, 0))
         generation = self.fresh("filling")
@@ -196,9 +216,10 @@ class ServerModel(RuleBasedStateMachine):
             SELECTOR_TYPES[selector[0]](selector[1]),
             timeout,
             Generation(self.id(generation)),
+            manifest=content(offers).manifest if offers else UNVERIFIED,
         )
         busy = self.twin.transactions.get(seat[0], {"parts": {}})["parts"].get(seat[1])
-        args = (seat, group, sequence + ahead, selector, timeout, generation)
+        args = (seat, group, sequence + ahead, selector, timeout, generation, offers)
         self.step(self.session[seat], request, "replicate", *args)
         if not busy or seat not in self.reading:
             self.reading[seat] = (group, sequence + ahead, generation)

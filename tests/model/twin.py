@@ -166,7 +166,15 @@ class Twin:
     def make(self, seat: Seat, generation: str, version: int, state: str) -> dict[str, Any]:
         self.born += 1
         new = {"seat": seat, "version": version, "state": state, "root": None, "proven": True, "hidden": False}
-        new |= {"serves": False, "full": False, "upstream": None, "born": self.born, "drain": None, "promise": None}
+        new |= {
+            "begun": False,
+            "serves": False,
+            "full": False,
+            "upstream": None,
+            "born": self.born,
+            "drain": None,
+            "promise": None,
+        }
         self.holdings[generation] = new
         return new
 
@@ -327,7 +335,16 @@ class Twin:
             raise Stop("BadRequest")
 
     def replicate(
-        self, who: str, call: int, seat: Seat, group: int, sequence: int, selector: Any, timeout: int, generation: str
+        self,
+        who: str,
+        call: int,
+        seat: Seat,
+        group: int,
+        sequence: int,
+        selector: Any,
+        timeout: int,
+        generation: str,
+        offers: int,
     ) -> None:
         self.own(who, seat)
         self.fresh(seat, group, sequence)
@@ -352,6 +369,7 @@ class Twin:
             "generation": generation,
             "deadline": self.now + timeout,
             "who": who,
+            "offers": offers,
         }
         if tx["version"] is None:
             self.decide(replica)
@@ -448,12 +466,18 @@ class Twin:
             return
         part["phase"] = "reading"
         filling = self.make((replica, shard), part["generation"], tx["version"], "filling")
-        filling |= {"upstream": source, "promise": self.now + PATIENCE}
+        filling |= {
+            "upstream": source,
+            "promise": self.now + PATIENCE,
+            "serves": part["offers"] == tx["version"] + self.known[tx["version"], shard]["flavour"],
+        }
         seat = self.holdings[source]["seat"]
         tx["source"] = tx["source"] or seat[0]
         tx["pins"].pop(shard, None)
         root = self.known[tx["version"], shard]["root"]
-        self.say(part["who"], part["call"], "Granted", (tx["version"], seat, source, root))
+        above = self.holdings[source]
+        begun = above["state"] != "filling" or above["begun"]
+        self.say(part["who"], part["call"], "Granted", (tx["version"], seat, source, root, begun))
 
     def choose(self, replica: str, shard: int) -> str | None:
         tx = self.transactions[replica]
@@ -502,7 +526,7 @@ class Twin:
             raise Stop("GroupAborted")
         if part["phase"] == "done":
             raise Stop("BadRequest" if generation in self.holdings else "GroupAborted")
-        self.holdings[generation]["serves"] = True
+        self.holdings[generation] |= {"serves": True, "begun": True}
         self.say(who, call, "Ok")
 
     def done(self, who: str, call: int, seat: Seat, group: int, sequence: int, generation: str, root: str) -> None:

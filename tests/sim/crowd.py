@@ -1,7 +1,7 @@
 """A crowd: hundreds of readers of one version, who come within seconds and relay it to each other.
 
-It decides who there is and how they ask; what goes wrong, `chaos.py` says. Shards are tiny and have many chunks, so that
-a chain is as long in chunks as a real one; links are per host, so that there are stragglers.
+It decides who there is and how they ask; what goes wrong, `chaos.py` says. Shards are tiny and have many chunks, so
+that a chain is as long in chunks as a real one; links are per host, so that there are stragglers.
 """
 
 from __future__ import annotations
