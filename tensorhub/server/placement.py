@@ -3,9 +3,10 @@
 All uplinks are alike: a second reader at one source halves what each gets, while a hop more costs next to nothing. So a
 source without readers, an *idle* one, comes before any that has some: the graph grows as a chain. In this order, within
 the reader's data centre and only then beyond it: the idle source its group began with; an idle one, nearest first;
-none at all, for a while, when one will be idle soon; the least loaded, nearest first; a slow one. Complete comes before
-partial at equal load, then who was first. Once others hold the version, publishers come last within a data centre. A
-full or quarantined holder is on no shelf, so it is never seen here. No choice makes a cycle or too deep a chain.
+none at all, for a while, when one will be idle soon; the least loaded, nearest first, with the shortest chain below; a
+slow one. Complete comes before partial among equals, then who was first. Once others hold the version, publishers come
+last within a data centre. A full or quarantined holder is on no shelf, so it is never seen here. No choice makes a
+cycle or too deep a chain.
 """
 
 from __future__ import annotations
@@ -228,11 +229,25 @@ def _best(slot: Slot, place: Place, reader: Reader, rows: tuple[int, ...], *, id
     if shelf is None:
         return None
     firsts = [
-        (load, row == PARTIAL, born, holding)
+        (first[0], _below(first), row == PARTIAL, first[1], first[2])
         for row in rows
-        for load, born, holding in islice(_fitting(shelf.rows[row], reader, idle=idle), 1)
+        if (first := _first(_fitting(shelf.rows[row], reader, idle=idle))) is not None
     ]
-    return min(firsts, key=lambda first: first[:3])[3] if firsts else None
+    return min(firsts, key=lambda first: first[:4])[4] if firsts else None
+
+
+def _first(entries: Iterator[Entry]) -> Entry | None:
+    """The least loaded; of several that are shared, the one with the shortest chain below: whoever comes second at a
+    source halves the rate of all that are below it."""
+    first = next(entries, None)
+    if first is None or _is_idle(first):
+        return first
+    load = first[0]
+    return min([first, *takewhile(lambda entry: entry[0] == load, entries)], key=_below)
+
+
+def _below(entry: Entry) -> int:
+    return 0 if _is_idle(entry) else entry[2].height
 
 
 def _fitting(row: list[Entry], reader: Reader, *, idle: bool) -> Iterator[Entry]:

@@ -500,10 +500,15 @@ class Twin:
         pinned = tx["pins"].get(shard)
         return pinned if pinned in fits and self.holdings[pinned]["hidden"] else None
 
-    def rank(self, g: str, replicated: bool) -> tuple[bool, int, bool, int]:
+    def rank(self, g: str, replicated: bool) -> tuple[bool, int, int, bool, int]:
         h = self.holdings[g]
         load = 4 * len(self.readers(g))  # nobody reports progress here: every reader has all of it left
-        return (replicated and h["state"] == "published", load, h["state"] == "filling", h["born"])
+        last = replicated and h["state"] == "published"
+        return (last, load, self.below(g), h["state"] == "filling", h["born"])
+
+    def below(self, g: str) -> int:
+        """Hops of the longest chain of readers."""
+        return max((1 + self.below(r) for r, h in self.holdings.items() if h["upstream"] == g), default=0)
 
     def depth(self, g: str) -> int:
         above = self.holdings[g]["upstream"]

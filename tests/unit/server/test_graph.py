@@ -209,16 +209,28 @@ def test_a_seed_is_waited_for_longer() -> None:
     assert crowd.sources["second"] == "seed"
 
 
+def test_a_source_is_shared_as_far_down_as_can_be() -> None:
+    """Who must share a source shares one with few below it: all of those get half from then on."""
+    crowd = Crowd({"trainer": ""})
+    for number in range(4):
+        crowd.ask(f"roll-{number}")
+    crowd.serve()
+    subset = crowd.cluster.process("subset")
+    subset.replicate(serves=False)  # takes the end of the chain, and offers none
+    crowd.ask("late")
+    assert crowd.sources["late"] == "roll-3"
+
+
 @pytest.mark.slow
 def test_chains_are_bounded() -> None:
-    """A chain has at most DEPTH_MAX hops; who comes then shares a source nearer to the root, and begins another."""
+    """A chain has at most DEPTH_MAX hops; who comes then shares a source higher up, and begins another chain."""
     crowd = Crowd({"trainer": ""}, checks=False)
     for number in range(DEPTH_MAX + 2):
         crowd.ask(f"roll-{number}")
         crowd.serve()
     crowd.cluster.machine.check()
     assert crowd.depth == DEPTH_MAX
-    assert crowd.sources[f"roll-{DEPTH_MAX}"] == "trainer"
+    assert crowd.depth_of(f"roll-{DEPTH_MAX}") < DEPTH_MAX
     assert crowd.sources[f"roll-{DEPTH_MAX + 1}"] == f"roll-{DEPTH_MAX}"
 
 
