@@ -25,6 +25,7 @@ Nothing here decides anything. Errors survive pickling (Ray ships them) and the 
     │   ├── WaitTimeout           the deadline passed: no version matched, or the transfer was not complete
     │   ├── DrainTimeout          readers still read at the deadline; the version stays hidden
     │   ├── SourceFailed          a source died, stalled or served wrong bytes and no other is left
+    │   │   └── SourceSilent      nothing came from it for too long; it may be waiting for its own source
     │   ├── GroupAborted          another shard of this replica failed
     │   ├── LeaseLost             this process was silent for longer than its lease
     │   ├── OutcomeUnknown        the commit's reply was lost; the registered tensors count as torn until asked again

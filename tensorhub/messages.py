@@ -148,6 +148,8 @@ class Progress:
     bytes_done: int
     #: As in `Serve`, once it has changed; else empty.
     route: str = ""
+    #: Time since the last report, or since reading from this source began, by the reader's own clock; 0: not measured.
+    period_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,54 +408,13 @@ class Answer:
     reply: Reply | Notice
 
 
+# fmt: off
 __all__ = [
-    "Abort",
-    "Answer",
-    "Beat",
-    "Call",
-    "Claim",
-    "Committed",
-    "Conflicted",
-    "Content",
-    "Done",
-    "Event",
-    "Found",
-    "Goodbye",
-    "Granted",
-    "Held",
-    "Hello",
-    "HoldingView",
-    "Join",
-    "Joined",
-    "Leave",
-    "List",
-    "Listing",
-    "Locator",
-    "Moved",
-    "Notice",
-    "Ok",
-    "PROTOCOL",
-    "Progress",
-    "Publish",
-    "Reference",
-    "Refused",
-    "Replicate",
-    "Reply",
-    "Request",
-    "Reroute",
-    "Seal",
-    "Serve",
-    "SessionView",
-    "SourceLost",
-    "Status",
-    "StatusView",
-    "TransactionAborted",
-    "Unpublish",
-    "Unpublished",
-    "Unwatch",
-    "VersionView",
-    "Wait",
-    "WaitView",
-    "Watch",
+    "Abort", "Answer", "Beat", "Call", "Claim", "Committed", "Conflicted", "Content", "Done", "Event", "Found",
+    "Goodbye", "Granted", "Held", "Hello", "HoldingView", "Join", "Joined", "Leave", "List", "Listing", "Locator",
+    "Moved", "Notice", "Ok", "PROTOCOL", "Progress", "Publish", "Reference", "Refused", "Replicate", "Reply",
+    "Request", "Reroute", "Seal", "Serve", "SessionView", "SourceLost", "Status", "StatusView",
+    "TransactionAborted", "Unpublish", "Unpublished", "Unwatch", "VersionView", "Wait", "WaitView", "Watch",
     "Welcome",
 ]
+# fmt: on

@@ -87,8 +87,8 @@ class Pull:
         self._offer: Holding | None = None
         self._arrival: Arrival | None = None
         self._phases = dict.fromkeys(PHASES, 0.0)
-        #: What the server has heard of how we read.
-        self._told = ""
+        #: What the server has heard of how we read, and when it last heard of us, or we began to read.
+        self._told, self._reported = "", self._began
         self._filling: Filling | None = None
         self._grant: Granted | None = None
         #: Lapses of the lease before the grant: one more, and the source may have been told that we are gone.
@@ -287,6 +287,7 @@ class Pull:
         notices = self._slot.notices
         if notices is None:
             raise Broken("a filling was read outside of a replicate")
+        self._reported = self._loop.time()
         if self._sources.route != self._told:
             await self._post_progress(filling)
         reading = asyncio.ensure_future(_read(source, filling))
@@ -318,13 +319,12 @@ class Pull:
                 return  # meant for an earlier source or transaction
 
     async def _post_progress(self, filling: Filling) -> None:
-        counter, route = filling.counter, self._sources.route
-        news = "" if route == self._told else route
+        counter, route, now = filling.counter, self._sources.route, self._loop.time()
+        news, period_ns = "" if route == self._told else route, int((now - self._reported) * NS)
+        told = Progress(self._member.seat, self._generation, counter.watermark, counter.bytes_done, news, period_ns)
         with suppress(TensorHubError):
-            await self._member.session.post(
-                Progress(self._member.seat, self._generation, counter.watermark, counter.bytes_done, news)
-            )
-            self._told = route
+            await self._member.session.post(told)
+            self._told, self._reported = route, now
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -9,25 +9,33 @@ from __future__ import annotations
 
 from collections import deque
 
-from tensorhub.server.settings import LEAD_CHUNKS, LEAD_NS, PACE_WINDOW_NS, PAYS_NS, RATES_MAX, SECOND_NS, SLOWER
+from tensorhub.server.settings import (
+    FAR_SLOWER,
+    LEAD_CHUNKS,
+    LEAD_NS,
+    PACE_WINDOW_NS,
+    PAYS_NS,
+    RATES_MAX,
+    SECOND_NS,
+    SLOWER,
+)
 from tensorhub.server.state import Holding, HoldingState, Pace
 
 
-def note(filling: Holding, now_ns: int) -> None:
-    """It has told how many bytes are verified. A window ends with the first report after its time.
+def note(filling: Holding, now_ns: int, period_ns: int) -> None:
+    """It has told how many bytes are verified, `period_ns` after it last did by its own clock.
 
-    The first one begins with a report of bytes: plans and first reads take their time, on healthy hosts, too.
+    Reports are late when processors are busy, and bunch: over the times of their arrival rates would mean little.
     """
     pace = filling.pace
     pace.heard_ns = now_ns
-    if pace.from_ns == 0:
-        if filling.bytes_done > pace.from_bytes:
-            pace.from_ns, pace.from_bytes = now_ns, filling.bytes_done
-    elif now_ns - pace.from_ns >= PACE_WINDOW_NS:
-        pace.rate = (filling.bytes_done - pace.from_bytes) * SECOND_NS // (now_ns - pace.from_ns)
-        pace.windows = pace.windows + 1 if _is_far_below_others(filling, pace.rate) else 0
-        pace.measured_ns = pace.from_ns = now_ns
-        pace.from_bytes = filling.bytes_done
+    pace.open_ns += max(0, period_ns)
+    if pace.open_ns < PACE_WINDOW_NS:
+        return
+    pace.rate = (filling.bytes_done - pace.from_bytes) * SECOND_NS // pace.open_ns
+    pace.measured_ns, pace.open_ns, pace.from_bytes = now_ns, 0, filling.bytes_done
+    pace.below = pace.below + 1 if _is_far_below_others(filling, pace.rate) else 0
+    pace.behind = pace.behind + 1 if _is_behind(filling, SLOWER, now_ns) else 0
 
 
 def restart(filling: Holding, now_ns: int) -> None:
@@ -39,26 +47,33 @@ def restart(filling: Holding, now_ns: int) -> None:
 def lag(filling: Holding, now_ns: int) -> str:
     """Why this filling counts as slow, with the figures; empty when it does not.
 
-    Behind a filling the rates of the two over the same time are compared, and its source must be ahead by more than
-    what may be under way. Behind a complete source nothing runs ahead: there the measure is how fast others filled this
-    shard lately, it must read alone, and be slow twice.
+    Behind a filling the rates of the two are compared, and its source must be ahead by more than what may be under
+    way; once is enough if it is far slower, else it takes two periods. Behind a complete source nothing runs ahead:
+    there the measure is how fast others filled this shard lately, it must read alone, and be slow twice.
     """
     source, pace = filling.upstream, filling.pace
     if source is None or not filling.readers or not _is_fresh(pace, now_ns):
         return ""
     if source.state is HoldingState.FILLING:
-        theirs = source.pace
-        ahead = source.bytes_done - filling.bytes_done - pace.rate * (now_ns - pace.heard_ns) // SECOND_NS
-        sharing = max(1, sum(not reader.asked for reader in source.readers.values()))
-        is_slow = _is_fresh(theirs, now_ns) and theirs.rate > SLOWER * pace.rate * sharing
-        if is_slow and ahead >= _lead(filling, theirs.rate) and _pays(filling, theirs.rate):
-            return f"slower than its source: {_rates(pace.rate, theirs.rate)} of {source.member.seat}"
+        theirs = source.pace.rate
+        if (pace.behind > 1 or _is_behind(filling, FAR_SLOWER, now_ns)) and _pays(filling, theirs):
+            return f"slower than its source: {_rates(pace.rate, theirs)} of {source.member.seat}"
         return ""
     others = fastest(filling)
     is_alone = len(source.readers) == 1 and not source.member.slow and source.root is not None
-    if is_alone and pace.windows > 1 and _pays(filling, others):
+    if is_alone and pace.below > 1 and _pays(filling, others):
         return f"slower than others were: {_rates(pace.rate, others)} alone at {source.member.seat}"
     return ""
+
+
+def _is_behind(filling: Holding, times: int, now_ns: int) -> bool:
+    """Whether its source is so many times faster, and ahead."""
+    source, pace = filling.upstream, filling.pace
+    if source is None or source.state is not HoldingState.FILLING or not _is_fresh(source.pace, now_ns):
+        return False
+    ahead = source.bytes_done - filling.bytes_done - pace.rate * (now_ns - pace.heard_ns) // SECOND_NS
+    sharing = max(1, sum(not reader.asked for reader in source.readers.values()))
+    return source.pace.rate > times * pace.rate * sharing and ahead >= _lead(filling, source.pace.rate)
 
 
 def _is_far_below_others(filling: Holding, rate: int) -> bool:

@@ -46,7 +46,7 @@ def progress(turn: Turn, request: Progress) -> None:
         session = source.member.session.id
         turn.deadlines.set(("lease", session), turn.now_ns + turn.settings.lease_ns)
     if holding.state is HoldingState.FILLING:
-        stragglers.mind(turn, holding)
+        stragglers.mind(turn, holding, request.period_ns)
     turn.reply(Ok())
 
 

@@ -17,9 +17,13 @@ READERS_PER_SOURCE_MAX = 4
 DEPTH_MAX = 256
 #: Readers that must report a source before it is kept from everyone: one alone may be the sick one.
 SICK_REPORTS = 2
-#: A reader this many times slower than what it reads from, or than others, is a straggler: noise is less.
+#: A reader this many times slower than what it reads from, or than others, twice in a row, is a straggler; once is
+#: enough for the second: noise is less.
 SLOWER = 2
-#: A rate is measured over at least this long: one report of a reader, which come every 0.2 s or so.
+FAR_SLOWER = 3
+#: One in so many fillings of a shard, at most, counts as slow: when more lag, they lack what they share.
+SLOW_SHARE = 8
+#: A rate is measured over at least this long: one report of a reader, which come every 0.2 s.
 PACE_WINDOW_NS = 3 * SECOND_NS // 20
 #: What a source must be ahead of a straggler: this long at its rate, and so many chunks; less may be under way.
 LEAD_NS = SECOND_NS // 5

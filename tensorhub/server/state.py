@@ -136,16 +136,17 @@ class Pace:
 
     #: Since when it fills at all.
     began_ns: int = 0
-    #: The open window began then, with so many bytes; 0 before the first byte from its source.
-    from_ns: int = 0
+    #: The open period has lasted so long by its own clock, and began with so many bytes.
+    open_ns: int = 0
     from_bytes: int = 0
     #: Its last report.
     heard_ns: int = 0
-    #: Bytes per second in the last whole window, which ended then; 0 and 0 before there is one.
+    #: Bytes per second in the last whole period, which ended then; 0 and 0 before there is one.
     rate: int = 0
     measured_ns: int = 0
-    #: Windows in a row that were far below what others did.
-    windows: int = 0
+    #: Periods in a row that were far below what others did, and what its source did.
+    below: int = 0
+    behind: int = 0
 
 
 @dataclass(slots=True, eq=False)

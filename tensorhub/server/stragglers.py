@@ -12,19 +12,24 @@ from tensorhub.server import pace
 from tensorhub.server.grants import part_of
 from tensorhub.server.holdings import reweigh
 from tensorhub.server.offers import end_promise, refresh
-from tensorhub.server.settings import MOVES_MAX
-from tensorhub.server.state import Holding, Member, Phase
+from tensorhub.server.settings import MOVES_MAX, SLOW_SHARE
+from tensorhub.server.state import Holding, HoldingState, Member, Phase
 from tensorhub.server.turn import Turn
 
 
-def mind(turn: Turn, filling: Holding) -> None:
+def mind(turn: Turn, filling: Holding, period_ns: int) -> None:
     """A filling has reported: does it lag, or does one that reads from it?"""
-    pace.note(filling, turn.now_ns)
+    pace.note(filling, turn.now_ns, period_ns)
     for each in (filling, *filling.readers.values()):
         reason = "" if each.asked or each.moves >= MOVES_MAX else pace.lag(each, turn.now_ns)
-        if reason:
+        if reason and not _many_are_slow(each):
             _set_aside(turn, each, reason)
             return  # who reads from whom is about to change: the next report judges anew
+
+
+def _many_are_slow(filling: Holding) -> bool:
+    fillings = [one for one in filling.slot.holdings.values() if one.state is HoldingState.FILLING]
+    return sum(bool(one.member.slow) for one in fillings) >= max(1, len(fillings) // SLOW_SHARE)
 
 
 def _set_aside(turn: Turn, slow: Holding, reason: str) -> None:

@@ -355,18 +355,20 @@ class Serve(_message.Message):
     def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., locators: _Optional[_Iterable[_Union[Locator, _Mapping]]] = ..., exposure: _Optional[bytes] = ..., route: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("seat", "generation", "watermark", "bytes_done", "route")
+    __slots__ = ("seat", "generation", "watermark", "bytes_done", "route", "period_ns")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     generation: bytes
     watermark: int
     bytes_done: int
     route: str
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., watermark: _Optional[int] = ..., bytes_done: _Optional[int] = ..., route: _Optional[str] = ...) -> None: ...
+    period_ns: int
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., watermark: _Optional[int] = ..., bytes_done: _Optional[int] = ..., route: _Optional[str] = ..., period_ns: _Optional[int] = ...) -> None: ...
 
 class Reroute(_message.Message):
     __slots__ = ("seat", "generation", "source", "reason", "watermark", "timeout_ns", "bytes_done")

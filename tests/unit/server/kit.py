@@ -57,6 +57,8 @@ class Process:
     group: int = 0
     sequence: int = 0
     fillings: int = 0
+    #: When it last told how far it is, or began to read.
+    told_ns: int = 0
     generation: Generation = field(default=Generation(b""))
     published: Generation = field(default=Generation(b""))
     location: Location = field(default=Location())
@@ -112,7 +114,7 @@ class Process:
     def replicate(
         self, selector: Selector = LATEST, timeout_s: float = 5, *, buffers: str = "a", serves: bool = True
     ) -> int:
-        self.generation = self.fresh()
+        self.generation, self.told_ns = self.fresh(), self.cluster.now_ns
         timeout_ns = int(timeout_s * SECOND_NS)
         return self.ask(
             m.Replicate(self.seat, buffers, self.group, self.sequence, selector, timeout_ns, self.generation, serves)
@@ -122,9 +124,13 @@ class Process:
         return self.do(m.Serve(self.seat, self.generation, self.locators(), b"there"))
 
     def progress(self, watermark: int) -> None:
-        self.cluster.send(self.session, m.Progress(self.seat, self.generation, watermark, watermark * 65536), call=0)
+        now_ns = self.cluster.now_ns
+        period_ns, self.told_ns = now_ns - self.told_ns, now_ns
+        told = m.Progress(self.seat, self.generation, watermark, watermark * 65536, period_ns=period_ns)
+        self.cluster.send(self.session, told, call=0)
 
     def reroute(self, source: Generation, watermark: int = 0, timeout_s: float = 5) -> int:
+        self.told_ns = self.cluster.now_ns
         return self.ask(
             m.Reroute(
                 self.seat, self.generation, source, "stalled", watermark, watermark * 65536, int(timeout_s * SECOND_NS)
