@@ -23,12 +23,12 @@ from tests.sim.workload import Trainer
 from tests.sim.world import World
 
 MODEL = ModelKey("job", "actor")
-#: 16 chunks of a large tensor, and one of tiny ones.
-SHARD = Layout(1, 0, (("w", 64 << 10), ("bias", 64 * WORD), ("empty", 0)))
+#: 12 chunks of a large tensor, and one of tiny ones.
+SHARD = Layout(1, 0, (("w", 48 << 10), ("bias", 64 * WORD), ("empty", 0)))
 CHUNK_BYTES = 4 << 10
 STREAM_BYTES = SHARD.manifest().stream_bytes
-SHARD_CHUNKS = 17
-#: A shard takes an eighth of a second over a host's link.
+SHARD_CHUNKS = 13
+#: A shard takes a tenth of a second over a host's link.
 LINK_BYTES_PER_S = 0.5e6
 #: Where no link limits it, a wire does.
 WIRE_BYTES_PER_S = 4e6
