@@ -19,7 +19,9 @@ NETNS = Path("/run/netns")
 INTERFACE = "eth0"
 #: The name of the namespace that holds the bridges: no host's, since those have no underscore.
 FABRIC = "_fabric"
-MTU = 1500
+#: Jumbo frames, as in data centres. With 1500 dozens of hosts on a few cores take twice the processor time, and it is
+#: that which would be measured.
+MTU = 9000
 #: What a link may send at once: little beside any transfer, at 200 Mbit/s and above two of the kernel's largest packets
 #: (64 KiB), so that none has to be cut in software.
 BURST_SECONDS = 0.005

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
 PROGRESS_S = 0.2
+#: And first of a source: rates are measured from there on.
+FIRST_PROGRESS_S = 0.05
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
 #: timeout. Two timeouts at one instant would end as the outer one.
 OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
@@ -291,17 +293,19 @@ class Pull:
         if self._sources.route != self._told:
             await self._post_progress(filling)
         reading = asyncio.ensure_future(_read(source, filling))
+        period_s = FIRST_PROGRESS_S
         try:
             while not reading.done():
                 notice = asyncio.ensure_future(notices.get())
                 try:
-                    await asyncio.wait([reading, notice], timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([reading, notice], timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
                     if notice.done():
                         self._obey(notice.result(), source, filling)
                 finally:
                     notice.cancel()
                 if not reading.done():
                     await self._post_progress(filling)
+                period_s = PROGRESS_S
             await reading
         finally:
             reading.cancel()
@@ -319,6 +323,7 @@ class Pull:
                 return  # meant for an earlier source or transaction
 
     async def _post_progress(self, filling: Filling) -> None:
+        filling.sample()
         counter, route, now = filling.counter, self._sources.route, self._loop.time()
         news, period_ns = "" if route == self._told else route, int((now - self._reported) * NS)
         told = Progress(self._member.seat, self._generation, counter.watermark, counter.bytes_done, news, period_ns)
@@ -373,6 +378,8 @@ class Pull:
 
     def _transfer(self) -> Transfer:
         filling, grant, uses = self._filling, self._grant, self._sources.uses
+        if filling is not None:
+            filling.sample()
         manifest = self._slot.holding.manifest
         return Transfer(
             str(grant.version) if grant is not None else str(self._selector),

@@ -23,7 +23,8 @@
 /* A second stream to a source pays where the processors are the limit. Where a line is, it only makes chunks of one
  * stretch arrive side by side instead of one after the other, and all that follow wait for both. */
 #define FAST_BYTES_PER_S 1000000000
-#define FAST_LOOK_NS 5000000
+#define FAST_LOOK_NS_MIN 5000000
+#define FAST_LOOK_NS_MAX 100000000
 
 /* Why a read failed; the numbers are those of `_FAILURES` in streams.py. */
 enum failure { NO_FAILURE, LOST, REFUSED, GARBLED, LOCAL, WRONG };
@@ -451,16 +452,18 @@ EXPORT int th_stream_run(struct stream *stream, struct stream_reading *reading)
 EXPORT int th_streams_wait_fast(struct stream_reading *reading)
 {
     uint64_t before = atomic_load(&reading->batch.bytes_done);
+    int64_t look_ns = FAST_LOOK_NS_MIN;
     while (th_batch_goes_on(&reading->batch) && th_batch_has_more(&reading->batch)) {
         int64_t began_ns = th_now_ns();
         struct pollfd watched = {reading->wake, POLLIN, 0};
-        struct timespec timeout = {0, FAST_LOOK_NS};
+        struct timespec timeout = {0, look_ns};
         if (ppoll(&watched, 1, &timeout, NULL) > 0)
             return 0;
         uint64_t now = atomic_load(&reading->batch.bytes_done);
         if ((double)(now - before) * 1e9 >= (double)(th_now_ns() - began_ns) * FAST_BYTES_PER_S)
             return 1;
         before = now;
+        look_ns = 2 * look_ns < FAST_LOOK_NS_MAX ? 2 * look_ns : FAST_LOOK_NS_MAX;
     }
     return 0;
 }

@@ -54,9 +54,8 @@ STALL_S = 10.0
 #: A source that answers and has nothing new waits for its own source: whoever reads from *that* one finds out after
 #: `STALL_S`. All behind wait so many times as long, or the healthy would be reported all along a chain.
 STARVED_STALLS_MAX = 3
-#: Between two looks at what an engine that follows by itself has done: what is shown to people, and how late a reader
-#: that must stop does so.
-SAMPLE_S = 0.05
+#: Between two looks at what an engine that follows by itself has done: how late a reader that must stop does so.
+SAMPLE_S = 0.2
 #: A manifest of a million tensors takes about 60 MB; larger ones are a mistake or an attack.
 METADATA_BYTES_MAX = 512 << 20
 
@@ -123,6 +122,8 @@ class Filling:
     #: Bytes per second of the last batches, for the size of the next.
     _rate: float = 0.0
     _batch_s: float = BATCH_SECONDS_BEHIND
+    #: What an engine follows now.
+    _course: Course | None = None
 
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
@@ -134,6 +135,11 @@ class Filling:
         else:
             await self._follow_by_batches(source, self._plan(source_map))
         await self._confirm(source)
+
+    def sample(self) -> None:
+        """Count what an engine that follows by itself has verified by now."""
+        if self._course is not None:
+            self._count(self._course)
 
     def _plan(self, source_map: MemoryMap) -> Plan:
         manifest = self.manifest
@@ -182,7 +188,7 @@ class Filling:
 
     async def _run_course(self, source: Source, engine: Follower, course: Course) -> None:
         """Let the engine follow, and count what it has done, also when it fails or is to stop."""
-        following = asyncio.ensure_future(engine.follow(source.peer, course, self.stall_s))
+        following, self._course = asyncio.ensure_future(engine.follow(source.peer, course, self.stall_s)), course
         try:
             while not following.done():
                 await asyncio.wait([following], timeout=self.sample_s)
@@ -193,6 +199,7 @@ class Filling:
             following.cancel()
             # Nothing may land after this method has returned.
             await asyncio.gather(following, return_exceptions=True)
+            self._course = None
             self._count(course)
             # Of a chunk that was read in vain the digest may count as well.
             digests = DIGEST_BYTES * int(course.done.sum()) if course.is_verified else 0

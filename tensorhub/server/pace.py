@@ -29,6 +29,10 @@ def note(filling: Holding, now_ns: int, period_ns: int) -> None:
     """
     pace = filling.pace
     pace.heard_ns = now_ns
+    if not pace.has_begun:
+        # Plans and first reads take their time, on healthy hosts, too: it counts from the first report of bytes.
+        pace.has_begun, pace.from_bytes = filling.bytes_done > pace.from_bytes, filling.bytes_done
+        return
     pace.open_ns += max(0, period_ns)
     if pace.open_ns < PACE_WINDOW_NS:
         return

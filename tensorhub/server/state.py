@@ -136,6 +136,8 @@ class Pace:
 
     #: Since when it fills at all.
     began_ns: int = 0
+    #: It has told of bytes from its present source.
+    has_begun: bool = False
     #: The open period has lasted so long by its own clock, and began with so many bytes.
     open_ns: int = 0
     from_bytes: int = 0
