@@ -231,6 +231,7 @@ EXPORT int th_server_stop(struct server *server)
 {
     if (!ring(server->stop))
         return errno;
+    th_raised_tell(); /* whoever waits at a gate looks up */
     int error = pthread_join(server->acceptor, NULL);
     if (error != 0)
         return error;

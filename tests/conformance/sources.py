@@ -34,8 +34,8 @@ from tests.support.fake_cuda import FakeCuda, FakeGpu
 class SourceHere:
     """A second engine of this process."""
 
-    def __init__(self) -> None:
-        self.engine = MemoryEngine()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = MemoryEngine() if engine is None else engine
         self._memory = Memory()
         self.map, self.unmap, self.write = self._memory.map, self._memory.unmap, self._memory.write
         self.poke = self._memory.poke
@@ -45,6 +45,7 @@ class SourceHere:
         return self.engine.locate()
 
     def end(self) -> None:
+        asyncio.run(self.engine.close())
         self._memory.close()
 
 
