@@ -158,6 +158,22 @@ CASES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class FollowerCase:
+    """An engine that follows by itself, and a source for it in this process or in another one."""
+
+    open_engine: Callable[[], Engine]
+    open_source: Callable[[], SourceHere | SourceProcess]
+
+
+FOLLOWERS = {
+    "local here": FollowerCase(LocalEngine, lambda: SourceHere(LocalEngine())),
+    "local": FollowerCase(LocalEngine, lambda: SourceProcess("local")),
+    "tcp here": FollowerCase(lambda: TcpEngine(LOOPBACK), lambda: SourceHere(TcpEngine(LOOPBACK))),
+    "tcp": FollowerCase(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp")),
+}
+
+
 def usable(name: str) -> str:
     """The name of a case, whose test is skipped where an optional package is missing."""
     if name == "mooncake":

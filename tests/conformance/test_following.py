@@ -4,52 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from tensorhub.errors import SourceFailed
-from tensorhub.ports import Course, Engine, Follower
-from tensorhub.transport.local import LocalEngine
-from tensorhub.transport.route import LOOPBACK
-from tensorhub.transport.tcp import TcpEngine
-from tests.conformance.sources import SourceHere, SourceProcess
-from tests.support.courses import Place, Shard, course, until
+from tensorhub.ports import Course
+from tests.conformance.sources import FOLLOWERS, FollowerCase
+from tests.support.courses import PATIENCE_S, Place, Shard, course, follow, until
 
 MIB = 1 << 20
-#: A hang guard: no test waits for it.
-PATIENCE_S = 60.0
-
-Memory = SourceHere | SourceProcess
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """An engine that follows, and a source in this process or in another one."""
-
-    open_engine: Callable[[], Engine]
-    open_source: Callable[[], Memory]
-
-
-def open_tcp() -> TcpEngine:
-    return TcpEngine(LOOPBACK)
-
-
-CASES = {
-    "local here": Case(LocalEngine, lambda: SourceHere(LocalEngine())),
-    "local": Case(LocalEngine, lambda: SourceProcess("local")),
-    "tcp here": Case(open_tcp, lambda: SourceHere(open_tcp())),
-    "tcp": Case(open_tcp, lambda: SourceProcess("tcp")),
-}
 
 
 @pytest.fixture(
     params=["local here", "tcp here", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp"))]
 )
-def case(request) -> Case:
-    return CASES[request.param]
+def case(request) -> FollowerCase:
+    return FOLLOWERS[request.param]
 
 
 @pytest.fixture
@@ -64,12 +35,6 @@ def engine(case):
     opened = case.open_engine()
     yield opened
     asyncio.run(opened.close())
-
-
-def follow(engine: Engine, source: Memory, one: Course, stall_s: float = PATIENCE_S) -> asyncio.Future[None]:
-    """The engine's part, running."""
-    assert isinstance(engine, Follower)
-    return asyncio.ensure_future(engine.follow(source.locate(), one, stall_s))
 
 
 def check_complete(shard: Shard, place: Place, one: Course) -> None:
@@ -96,7 +61,7 @@ def test_nothing_is_read_before_the_source_shows_it(engine, source, verified):
     one = course(shard, place, verified=verified)
 
     async def main() -> None:
-        following = follow(engine, source, one)
+        following = follow(engine, source.locate(), one)
         for stop in (1, 3, 4, 11, 12):
             assert all(place.is_untouched(chunk) for chunk in range(shard.shown, shard.whole))
             shard.reveal(stop)
@@ -154,7 +119,7 @@ def test_chunks_are_shown_in_the_own_block_as_they_are_verified(engine, source):
     one = course(shard, place)
 
     async def main() -> None:
-        following = follow(engine, source, one)
+        following = follow(engine, source.locate(), one)
         for stop in range(1, 41):
             shard.reveal(stop)
             await until(lambda stop=stop: int(one.told[0]) == stop, following)
@@ -176,7 +141,7 @@ def test_chunks_in_several_runs_on_either_side(engine, source, theirs, ours):
     one = course(shard, place)
 
     async def main() -> None:
-        following = follow(engine, source, one)
+        following = follow(engine, source.locate(), one)
         for stop in (2, 5, 7):
             shard.reveal(stop)
             await until(lambda stop=stop: int(one.told[0]) == stop, following)
@@ -194,7 +159,7 @@ def test_a_course_of_some_chunks_waits_for_those_alone(engine, source):
     one = course(shard, place, [3, 4, 9, 17])
 
     async def main() -> None:
-        following = follow(engine, source, one)
+        following = follow(engine, source.locate(), one)
         for stop, prefix in ((4, 4), (9, 9), (10, 17), (18, 20)):
             shard.reveal(stop)
             await until(lambda prefix=prefix: int(one.told[0]) == prefix, following)
@@ -213,7 +178,7 @@ def test_a_course_without_a_block_of_its_own_shows_nothing(engine, source):
     shard.reveal(5)
 
     async def main() -> None:
-        await follow(engine, source, one)
+        await follow(engine, source.locate(), one)
 
     asyncio.run(main())
     assert place.look() == 0
@@ -229,7 +194,7 @@ def test_twenty_thousand_tiny_chunks(engine, source, verified):
     one = course(shard, place, verified=verified)
 
     async def main() -> None:
-        following = follow(engine, source, one)
+        following = follow(engine, source.locate(), one)
         for stop in (1, 700, 1025, 9999, 20_000):
             shard.reveal(stop)
             await until(lambda stop=stop: int(one.told[0]) == stop, following)
@@ -249,7 +214,7 @@ def test_the_largest_chunks(engine, source, sizes):
     shard.reveal(len(sizes))
 
     async def main() -> None:
-        await follow(engine, source, one)
+        await follow(engine, source.locate(), one)
 
     asyncio.run(main())
     check_complete(shard, place, one)
@@ -267,9 +232,9 @@ def test_courses_do_not_hold_each_other_up(engine, source):
         starving.reveal(1)
         for shard in others:
             shard.reveal(shard.whole)
-        waits = follow(engine, source, courses[0])
+        waits = follow(engine, source.locate(), courses[0])
         await until(lambda: int(courses[0].told[0]) == 1, waits)
-        await asyncio.gather(*(follow(engine, source, one) for one in courses[1:]))
+        await asyncio.gather(*(follow(engine, source.locate(), one) for one in courses[1:]))
         target = np.zeros(8, dtype=np.uint8)
         ranges = course(others[0], places[1], [0], verified=False).ranges
         ranges.nbytes[0], ranges.local[0] = 8, target.ctypes.data
@@ -297,7 +262,7 @@ def test_a_wrong_chunk_is_named_and_nothing_from_it_on_is_shown(engine, source, 
 
     async def main() -> None:
         with pytest.raises(SourceFailed, match=f"chunk {wrong} does not match"):
-            await follow(engine, source, one)
+            await follow(engine, source.locate(), one)
 
     asyncio.run(main())
     shown, done = place.look(), np.flatnonzero(one.done).tolist()

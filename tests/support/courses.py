@@ -17,11 +17,13 @@ import xxhash
 
 from tensorhub import native
 from tensorhub.pipeline.exposure import HEADER_BYTES, Header, block_bytes
-from tensorhub.ports import Course, Ranges
+from tensorhub.ports import Course, Engine, Follower, Ranges
 from tensorhub.types import NO_GENERATION, Digest, Generation, SessionId
 from tests.conformance.peer import pattern
 from tests.support.holders import fresh
 
+#: A hang guard: no test waits for it.
+PATIENCE_S = 60.0
 #: What is written in memory that nothing may touch.
 UNTOUCHED = 0xEE
 MANIFEST = Digest(bytes(16))
@@ -213,6 +215,12 @@ def _overlaps(theirs: list[Run], ours: list[Run]) -> list[tuple[int, int, int]]:
         if room > nbytes:
             ours.insert(0, (here + nbytes, room - nbytes))
     return pieces
+
+
+def follow(engine: Engine, peer: bytes, one: Course, stall_s: float = PATIENCE_S) -> asyncio.Future[None]:
+    """The engine's part, running."""
+    assert isinstance(engine, Follower)
+    return asyncio.ensure_future(engine.follow(peer, one, stall_s))
 
 
 async def until(condition: Callable[[], bool], task: asyncio.Future[Any]) -> None:
