@@ -180,6 +180,11 @@ class Filling:
             except SourceFailed as failure:
                 await self._explain(source)
                 raise SourceFailed(f"{source.name}: {failure.message}", failure.where) from failure
+            else:
+                if not self.counter.is_complete:
+                    raise SourceFailed(
+                        f"{source.name}: {source.engine.name} was done with {self.counter.todo} left to do"
+                    )
 
     async def _run_course(self, source: Source, engine: Follower, course: Course) -> None:
         """Let the engine follow, and count what it has done, also when it fails or is to stop."""

@@ -63,7 +63,7 @@ def test_nothing_is_read_before_the_source_shows_it(engine, source, verified):
     async def main() -> None:
         following = follow(engine, source.locate(), one)
         for stop in (1, 3, 4, 11, 12):
-            assert all(place.is_untouched(chunk) for chunk in range(shard.shown, shard.whole))
+            assert all(place.is_untouched(chunk) for chunk in range(shard.placed, shard.whole))
             shard.reveal(stop)
             await until(lambda stop=stop: int(one.told[0]) == stop, following)
             assert [place.chunk(chunk) for chunk in range(stop)] == shard.chunks[:stop]

@@ -10,13 +10,18 @@ import asyncio
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from tensorhub import native
-from tensorhub.pipeline.exposure import HEADER_BYTES, Header, block_bytes
+from tensorhub.pipeline.counter import Counter
+from tensorhub.pipeline.exposure import HEADER_BYTES, Exposure, Header, block_bytes
+from tensorhub.pipeline.follow import Filling, Source
+from tensorhub.pipeline.manifest import Manifest
+from tensorhub.pipeline.memory_map import MemoryMap
 from tensorhub.ports import Course, Engine, Follower, Ranges
 from tensorhub.types import NO_GENERATION, Digest, Generation, SessionId
 from tests.conformance.peer import pattern
@@ -55,9 +60,19 @@ class Layout:
 class Shard:
     """Chunks in the memory of a source, behind a progress block. Bytes are there only from `reveal` on."""
 
-    def __init__(self, memory: Any, sizes: Sequence[int], *, cuts: int = 1, seed: int = 1, digests: bool = True):
+    def __init__(
+        self,
+        memory: Any,
+        sizes: Sequence[int],
+        *,
+        cuts: int = 1,
+        seed: int = 1,
+        digests: bool = True,
+        manifest: Digest = MANIFEST,
+    ) -> None:
+        self._manifest = manifest
         self.memory, self.sizes = memory, list(sizes)
-        self.generation, self._session, self._has_digests = Generation(fresh()), SessionId(fresh()), digests
+        self.generation, self.session, self._has_digests = Generation(fresh()), SessionId(fresh()), digests
         data = pattern(seed, sum(sizes)).tobytes()
         ends = np.cumsum(sizes).tolist()
         self.chunks = [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -65,22 +80,37 @@ class Shard:
         self._layout = Layout(sizes, cuts, gap=0 if cuts == 1 else 3)
         self.weights = self._map(self._layout.nbytes)
         self.block = self._map(block_bytes(len(sizes)))
-        self.shown = 0
+        #: Chunks that are in place.
+        self.placed = 0
         self.show(0)
 
     @property
     def whole(self) -> int:
         return len(self.sizes)
 
+    def source(self, name: str, engine: Engine, *, begun: bool = True) -> Source:
+        """What a grant would say of it."""
+        exposure = Exposure(self.block, self.whole, 0, 0, 0, 0, 0)
+        peer = self.memory.locate()
+        return Source(name, engine, peer, exposure, self.session, self.generation, self._manifest, begun)
+
+    def map(self) -> MemoryMap:
+        return _map_of(self)
+
     def runs(self, chunk: int) -> list[Run]:
         return [(self.weights + at, nbytes) for at, nbytes in self._layout.runs[chunk]]
 
     def reveal(self, stop: int) -> None:
         """Put the bytes of all chunks below `stop` in place, then their digests, then show them."""
-        if stop > self.shown:
-            first = self._layout.runs[self.shown][0][0]
+        self.put(stop)
+        self.show(stop)
+
+    def put(self, stop: int) -> None:
+        """Without showing them."""
+        if stop > self.placed:
+            first = self._layout.runs[self.placed][0][0]
             image = bytearray()
-            for chunk in range(self.shown, stop):
+            for chunk in range(self.placed, stop):
                 taken = 0
                 for at, nbytes in self._layout.runs[chunk]:
                     image.extend(bytes(at - first - len(image)))
@@ -88,10 +118,9 @@ class Shard:
                     taken += nbytes
             self.memory.poke(self.weights + first, bytes(image))
             if self._has_digests:
-                place = self.block + HEADER_BYTES + 8 * self.shown
-                self.memory.poke(place, self._digests[self.shown : stop].tobytes())
-            self.shown = stop
-        self.show(stop)
+                place = self.block + HEADER_BYTES + 8 * self.placed
+                self.memory.poke(place, self._digests[self.placed : stop].tobytes())
+            self.placed = stop
 
     def show(self, watermark: int, generation: Generation | None = None) -> None:
         generation = self.generation if generation is None else generation
@@ -115,7 +144,7 @@ class Shard:
             self.memory.poke(self.runs(chunk)[0][0], bytes([self.chunks[chunk][0] ^ 1]))
 
     def _header(self, watermark: int, generation: Generation) -> Header:
-        return Header(self._session, generation, self.whole, watermark, MANIFEST, self._has_digests)
+        return Header(self.session, generation, self.whole, watermark, self._manifest, self._has_digests)
 
     def _map(self, nbytes: int) -> int:
         address = int(self.memory.map(nbytes))
@@ -127,6 +156,7 @@ class Place:
     """Where a reader wants the chunks: buffer, digests, and a progress block of its own."""
 
     def __init__(self, sizes: Sequence[int], *, cuts: int = 1) -> None:
+        self.sizes = list(sizes)
         self._layout = Layout(sizes, cuts, gap=0 if cuts == 1 else 5)
         self._guarded = np.full(self._layout.nbytes, UNTOUCHED, dtype=np.uint8)
         self._block = np.zeros(block_bytes(len(sizes)), dtype=np.uint8)
@@ -172,6 +202,43 @@ class Place:
             self.own.incarnation, self.own.generation, self.own.chunks, header.watermark, MANIFEST, True
         )
         return header.watermark
+
+
+class Vessel:
+    """A filling of a place, as a pull drives it. Nobody else writes in the place's block."""
+
+    def __init__(self, manifest: Manifest, place: Place, *, fence: Callable[[], None] = lambda: None, stall_s: float):
+        self.place, self.shown = place, [0]
+        self.filling = Filling(
+            manifest,
+            _map_of(place),
+            place.digests,
+            Counter(manifest.chunk_ends),
+            self._raise_to,
+            self.shown.append,
+            fence,
+            verified=True,
+            own_block=place.block,
+            stall_s=stall_s,
+        )
+
+    async def fill(self, shard: Shard, engine: Engine, *, name: str = "the source", begun: bool = True) -> None:
+        await self.filling.read_from(shard.source(name, engine, begun=begun), shard.map())
+
+    def _raise_to(self, watermark: int) -> None:
+        self.shown.append(watermark)
+        native.store(self.place.block, replace(self.place.own, watermark=watermark).pack())
+
+
+def plain(nbytes: int) -> tuple[Manifest, list[int]]:
+    """The manifest of one tensor of bytes, and the sizes of its chunks."""
+    manifest = Manifest.build(["w"], ["uint8"], [(nbytes,)], [nbytes])
+    return manifest, np.diff(manifest.chunk_ends, prepend=np.uint64(0)).tolist()
+
+
+def _map_of(laid: Shard | Place) -> MemoryMap:
+    runs = [run for chunk in range(len(laid.sizes)) for run in laid.runs(chunk)]
+    return MemoryMap.tiled([at for at, _ in runs], [nbytes for _, nbytes in runs])
 
 
 def course(
