@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest, EngineUnavailable
 
 #: Must equal `ABI` in tensorhub.c.
-ABI = 8
+ABI = 9
 #: Lengths around every branch of XXH3-64: 0, 1-3, 4-8, 9-16, 17-128, 129-240, then stripes and blocks.
 _SELF_TEST_LENGTHS = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4096, 8191)
 
@@ -52,6 +52,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "th_streams_open": (_i32, (_at, _at, _at, _u64, _at, _at, _u64, _i64, _at, _at)),
     "th_streams_wait_fast": (_i32, (_at,)),
     "th_streams_cancel": (None, (_at,)),
+    "th_streams_give_up": (None, (_at,)),
     "th_streams_outcome": (None, (_at, _at)),
     "th_streams_close": (None, (_at,)),
     "th_stream_open": (_i32, (_i32, ctypes.c_char_p, _at, _i64, _at, _at)),

@@ -40,10 +40,19 @@ enum block_look th_block_look(const uint8_t *header, const uint8_t *generation, 
     return *watermark <= get64(header + CHUNKS_AT) ? BLOCK_SEEN : BLOCK_TORN;
 }
 
+void th_block_copy(uint8_t *header, uint64_t block)
+{
+    const uint64_t *words = (const uint64_t *)(uintptr_t)block;
+    for (size_t at = 0; at < BLOCK_LOOK_BYTES; at += BLOCK_WORD_BYTES) {
+        uint64_t word = __atomic_load_n(words++, __ATOMIC_ACQUIRE);
+        memcpy(header + at, &word, sizeof word);
+    }
+}
+
 void th_block_raise(uint64_t block, uint64_t watermark)
 {
     uint8_t header[BLOCK_LOOK_BYTES];
-    memcpy(header, (const void *)(uintptr_t)block, sizeof header);
+    th_block_copy(header, block);
     put64(header + WATERMARK_AT, watermark);
     put64(header + CHECK_AT, check_of(header));
     th_store(block, header, sizeof header);

@@ -18,6 +18,9 @@ from tensorhub.native.memory import writable
 U64 = NDArray[np.uint64]
 
 GENERATION_BYTES = 16
+#: Equals BLOCK_WORD_BYTES in block.h.
+BLOCK_WORD_BYTES = 8
+DIGEST_BYTES = 8
 #: Chunks of the verified prefix, bytes verified, bytes landed with the digests among them.
 TOLD_WORDS = 3
 
@@ -58,20 +61,28 @@ class Follow:
     stall_ns: int
     is_verified: bool
 
-    def pack(self, chunks: int) -> ctypes.Structure:
-        """For C; whoever passes it on keeps it and this object alive. `BadRequest` unless it fits so many chunks."""
+    def pack(self, nbytes: U64, firsts: U64 | None) -> ctypes.Structure:
+        """For C; whoever passes it on keeps it and this object alive. `BadRequest` unless it fits the chunks."""
+        if firsts is None or len(firsts) < 2 or int(firsts[-1]) != len(nbytes):
+            raise BadRequest("a batch that is followed consists of chunks, at least one, and of nothing behind them")
+        chunks = len(firsts) - 1
         if len(self.generation) != GENERATION_BYTES:
             raise BadRequest(f"a generation has {GENERATION_BYTES} bytes, not {len(self.generation)}")
         if self.done.dtype != np.uint8 or self.done.shape != (chunks,) or not self.done.flags.writeable:
             raise BadRequest(f"done must be a writable uint8 vector of {chunks} elements")
-        if chunks == 0 or (np.diff(self.numbers) <= 0).any() or int(self.numbers[-1]) >= self.whole:
+        numbers, told = address_of("numbers", self.numbers, chunks), writable("told", self.told)
+        if (self.numbers[1:] <= self.numbers[:-1]).any() or int(self.numbers[-1]) >= self.whole:
             raise BadRequest(f"the numbers of followed chunks must rise and stay below {self.whole}")
         if len(self.told) != TOLD_WORDS:
             raise BadRequest(f"told has {TOLD_WORDS} words, not {len(self.told)}")
+        if self.own_block % BLOCK_WORD_BYTES:
+            raise BadRequest(f"a progress block at {self.own_block:#x} is not aligned to {BLOCK_WORD_BYTES} bytes")
+        if self.is_verified and ((np.diff(firsts) < 2) | (nbytes[firsts[:-1].astype(np.int64)] != DIGEST_BYTES)).any():
+            raise BadRequest(f"a verified chunk is its digest, {DIGEST_BYTES} bytes, and then its bytes")
         return _Follow(
-            address_of("numbers", self.numbers, chunks),
+            numbers,
             self.done.ctypes.data,
-            writable("told", self.told),
+            told,
             self.whole,
             self.source_block,
             self.own_block,

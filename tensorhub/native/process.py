@@ -72,7 +72,7 @@ class Reading:
         batch = batch_arguments(remote, local, nbytes, firsts, digests)
         if pid <= 0:
             raise BadRequest(f"{pid} is no process id")
-        packed = None if follow is None else follow.pack(int(batch[-1] or 0))
+        packed = None if follow is None else follow.pack(nbytes, firsts)
         # C holds their addresses, not the arrays.
         self._arrays = (remote, local, nbytes, firsts, digests, follow, packed)
         self._native = library()

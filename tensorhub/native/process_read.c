@@ -17,8 +17,10 @@
  * microsecond, a wake-up some tens. */
 #define NAP_NS_MIN 20000
 #define NAP_NS_MAX 2000000
-/* A header is rewritten in well under a microsecond: more torn looks in a row, and something else lies there. */
+/* A header is rewritten in well under a microsecond, but whoever writes it may lose its processor half-way: these looks
+ * take a tenth of a second or more. Torn for longer, and something else lies there. */
 #define TORN_LOOKS_MAX 100
+#define TORN_NAP_NS 1000000
 
 struct outcome {
     uint64_t bytes_done;
@@ -103,6 +105,12 @@ static bool read_claim(struct reading *reading, const struct claim *claim)
 
 /* ------------------------------------------------------------------ following */
 
+static void nap(int64_t ns)
+{
+    struct timespec duration = {0, ns};
+    (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, NULL); /* woken early, it looks early */
+}
+
 /* One look at the source's header. False when it failed, and the batch with it. */
 static bool look(struct reading *reading, uint64_t *watermark)
 {
@@ -110,7 +118,9 @@ static bool look(struct reading *reading, uint64_t *watermark)
     uint8_t header[BLOCK_LOOK_BYTES];
     struct iovec local = {header, sizeof header};
     struct iovec remote = {(void *)(uintptr_t)follow->source_block, sizeof header};
-    for (int looks = 0; looks < TORN_LOOKS_MAX; looks++) {
+    for (int looks = 0; looks < TORN_LOOKS_MAX && th_batch_goes_on(&reading->batch); looks++) {
+        if (looks > 1)
+            nap(TORN_NAP_NS);
         ssize_t got = process_vm_readv(reading->pid, &local, 1, &remote, 1, 0);
         if (got != sizeof header)
             return fail(reading, got < 0 ? errno : EFAULT);
@@ -118,14 +128,13 @@ static bool look(struct reading *reading, uint64_t *watermark)
         if (seen != BLOCK_TORN)
             return seen == BLOCK_SEEN ? true : fail(reading, ESTALE);
     }
-    return fail(reading, EPROTO);
+    return th_batch_goes_on(&reading->batch) ? fail(reading, EPROTO) : false;
 }
 
-static void nap(const struct reading *reading)
+static void nap_until_next_look(const struct reading *reading)
 {
     int64_t ns = (th_now_ns() - atomic_load(&reading->risen_ns)) / 8;
-    struct timespec duration = {0, ns < NAP_NS_MIN ? NAP_NS_MIN : ns > NAP_NS_MAX ? NAP_NS_MAX : ns};
-    (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &duration, NULL); /* woken early, it looks early */
+    nap(ns < NAP_NS_MIN ? NAP_NS_MIN : ns > NAP_NS_MAX ? NAP_NS_MAX : ns);
 }
 
 /* Nothing could be claimed: whether to try again, because the source has more now, or may have later. */
@@ -141,7 +150,7 @@ static bool wait_for_more(struct reading *reading)
             atomic_store(&reading->risen_ns, th_now_ns());
             return true;
         }
-    nap(reading);
+    nap_until_next_look(reading);
     return true;
 }
 

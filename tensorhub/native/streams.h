@@ -44,7 +44,7 @@
  * KIND_FOLLOW: each range leaves once the progress block at the source shows, for this generation, that it may. First
  * the gate of 24 bytes, then 24 for each range, whose marks do not fall:
  *
- *  24              8 address of the progress block
+ *  24              8 address of the progress block, a multiple of 8
  *  32             16 generation
  *  48 + 24 i       8 address
  *  56 + 24 i       8 bytes

@@ -230,7 +230,7 @@ class StreamReading:
     ) -> None:
         self._handle: int | None = None
         batch = batch_arguments(remote, local, nbytes, firsts, digests)
-        packed = None if follow is None else follow.pack(int(batch[-1] or 0))
+        packed = None if follow is None else follow.pack(nbytes, firsts)
         # C holds their addresses, not the arrays.
         self._arrays = (remote, local, nbytes, firsts, digests, follow, packed)
         self._native = library()
@@ -270,6 +270,10 @@ class StreamReading:
     def cancel(self) -> None:
         """Let every `run` and `open_stream` return soon; thread-safe."""
         self._native.th_streams_cancel(self._opened())
+
+    def give_up(self) -> None:
+        """No stream could be opened: let those return that wait to join. The outcome tells no failure; thread-safe."""
+        self._native.th_streams_give_up(self._opened())
 
     def outcome(self) -> StreamOutcome:
         out = _Outcome()

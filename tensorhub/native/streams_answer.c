@@ -110,6 +110,8 @@ static bool parse_body(const uint8_t *body, struct request *request)
     if (request->kind == KIND_READ)
         return parse_ranges(body, RANGE_BYTES, request);
     request->block = th_get64(body);
+    if (request->block % BLOCK_WORD_BYTES != 0)
+        return false;
     memcpy(request->generation, body + 8, BLOCK_GENERATION_BYTES);
     return parse_ranges(body + GATE_BYTES, GATED_RANGE_BYTES, request) && parse_marks(body + GATE_BYTES, request);
 }
@@ -186,11 +188,9 @@ static bool open_gate(const struct request *request, struct reply *reply)
 {
     uint8_t header[BLOCK_LOOK_BYTES];
     uint64_t watermark = 0;
-    memcpy(header, (const void *)(uintptr_t)request->block, sizeof header);
+    th_block_copy(header, request->block);
     switch (th_block_look(header, request->generation, &watermark)) {
     case BLOCK_SEEN:
-        /* What was written before the header was is seen by what is read from here on. */
-        atomic_thread_fence(memory_order_acquire);
         while (reply->ready < request->n && request->marks[reply->ready] <= watermark)
             reply->ready++;
         return true;
@@ -283,8 +283,8 @@ static bool answer(struct source *source, const struct channel *channel, struct 
     }
     th_put64(reply.head + 8, request->number);
     th_put64(reply.head + 16, request->nbytes);
-    int64_t sent_ns = th_now_ns(); /* the last byte, or the gate's opening: what waits then is the reader's doing */
-    int64_t waited_ns = sent_ns;
+    int64_t sent_ns = th_now_ns(); /* its start, or the gate's last opening: what waits then is the reader's doing */
+    int64_t waited_ns = sent_ns;   /* since when the source has had nothing new for it */
     while (reply.left > 0) {
         uint32_t count = th_raised_count();
         ssize_t sent = send_served(source, channel, request, &reply);

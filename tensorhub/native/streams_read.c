@@ -101,6 +101,13 @@ EXPORT void th_streams_cancel(struct stream_reading *reading)
     wake_all(reading);
 }
 
+/* Nobody could begin: whoever waits to join returns, at once and without a failure of its own. */
+EXPORT void th_streams_give_up(struct stream_reading *reading)
+{
+    atomic_store(&reading->batch.error, 1);
+    wake_all(reading);
+}
+
 EXPORT void th_streams_outcome(struct stream_reading *reading, struct stream_outcome *out)
 {
     pthread_mutex_lock(&reading->lock);
@@ -397,6 +404,7 @@ static enum step land_bytes(struct lander *lander, const struct asked *asked)
     ssize_t got = th_channel_receive(&lander->channel, vectors, n);
     if (got < 0)
         return failed(lander, errno == EFAULT ? LOCAL : LOST, errno);
+    uint64_t landed = th_batch_landed(batch, (uint64_t)got); /* also what turns out to be wrong */
     th_batch_advance(batch, &lander->landing, (uint64_t)got);
     lander->landing_left -= (uint64_t)got;
     if (!settle(lander, asked))
@@ -407,7 +415,7 @@ static enum step land_bytes(struct lander *lander, const struct asked *asked)
         lander->ahead_bytes -= asked->nbytes;
         lander->head_bytes = 0;
     }
-    if (th_batch_landed(batch, (uint64_t)got) == lander->reading->total)
+    if (got > 0 && landed == lander->reading->total)
         wake_all(lander->reading);
     return got > 0 ? MOVED : STUCK;
 }

@@ -215,7 +215,9 @@ EXPORT int th_server_add(struct server *server, uint64_t address, uint64_t nbyte
 
 EXPORT int th_server_remove(struct server *server, uint64_t address, uint64_t nbytes)
 {
-    return th_served_remove(&server->source.served, address, nbytes);
+    int error = th_served_remove(&server->source.served, address, nbytes);
+    th_raised_tell(); /* whoever waits at a gate finds out */
+    return error;
 }
 
 EXPORT void th_server_facts(struct server *server, uint64_t *connections, uint64_t *bytes_sent)
@@ -231,6 +233,7 @@ EXPORT int th_server_stop(struct server *server)
 {
     if (!ring(server->stop))
         return errno;
+    th_raised_tell(); /* whoever waits at a gate looks up */
     int error = pthread_join(server->acceptor, NULL);
     if (error != 0)
         return error;

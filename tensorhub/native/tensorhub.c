@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* Raised with every change of a signature in this library; `binding.py` refuses a stale build. */
-#define ABI 8
+#define ABI 9
 /* What is kept of a reply that was not expected: enough for a refusal with its reason. */
 #define REPLY_BYTES_MAX 4096
 
@@ -138,11 +138,21 @@ EXPORT uint64_t th_compare_ranges(const uint64_t *left, const uint64_t *right, c
     return found;
 }
 
-/* Everything stored before is visible to whoever sees these bytes; threads that wait for a header look again. */
+/* Everything stored before is visible to whoever sees these bytes; threads that wait for a header look again. By words,
+ * where both ends are at their bounds, as headers are: others of this process read them meanwhile. */
 EXPORT void th_store(uint64_t destination, const uint8_t *data, uint64_t nbytes)
 {
-    atomic_thread_fence(memory_order_release);
-    memcpy((void *)(uintptr_t)destination, data, nbytes);
+    if ((destination | nbytes) % BLOCK_WORD_BYTES == 0) {
+        uint64_t *words = (uint64_t *)(uintptr_t)destination;
+        for (uint64_t at = 0; at < nbytes; at += BLOCK_WORD_BYTES) {
+            uint64_t word;
+            memcpy(&word, data + at, sizeof word);
+            __atomic_store_n(words++, word, __ATOMIC_RELEASE);
+        }
+    } else {
+        atomic_thread_fence(memory_order_release);
+        memcpy((void *)(uintptr_t)destination, data, nbytes);
+    }
     th_raised_tell();
 }
 

@@ -88,13 +88,14 @@ class Counter:
         """All that was to do is verified but these chunks, ascending; nothing is in flight. Returns the watermark."""
         if self._in_flight:
             raise Broken(f"chunks {sorted(self._in_flight)} are in flight and cannot be settled together")
-        before, self._todo = self._todo, _spans(left)
         known = np.zeros(len(self._ends), dtype=np.bool_)
-        for first, stop in before:
+        for first, stop in self._todo:
             known[first:stop] = True
-        if not known[left.astype(np.int64)].all():
-            raise Broken(f"chunks {self._todo} are to do, after {before} were")
-        self.bytes_done += sum(map(self.span_bytes, before)) - sum(map(self.span_bytes, self._todo))
+        after = _spans(left)
+        if len(left) and (int(left[-1]) >= len(known) or not known[left.astype(np.int64)].all()):
+            raise Broken(f"chunks {after} are to do, after {self._todo} were")
+        self.bytes_done += sum(map(self.span_bytes, self._todo)) - sum(map(self.span_bytes, after))
+        self._todo = after
         return self.watermark
 
     def span_bytes(self, span: Span) -> int:

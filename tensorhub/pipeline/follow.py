@@ -46,8 +46,10 @@ POLL_S_MIN = 0.0002
 POLL_S_MAX = 0.02
 #: The same while something is in flight: then a later look costs nothing yet.
 POLL_BUSY_S = 0.001
-#: A header is rewritten in well under a microsecond; this many torn looks in a row mean a broken or lying source.
+#: A header is rewritten in well under a microsecond, but whoever writes it may lose its processor half-way. These looks
+#: take a tenth of a second or more; torn for longer, it is that of a broken or lying source.
 TORN_HEADERS_MAX = 100
+TORN_PAUSE_S = 0.001
 #: No rise of the source's watermark and no byte landed for this long, or a single read that takes longer: the source
 #: counts as stalled. The first read is of one chunk, at most 8 MiB: below 1 MB/s nobody should read from a source.
 STALL_S = 10.0
@@ -167,8 +169,7 @@ class Filling:
         while not self.counter.is_complete:
             self.fence()
             # Before the first byte: a source that is not what was granted, or has no digests, is said so by name.
-            await self._header(source)
-            before = self.counter.bytes_done
+            shown, before = (await self._header(source)).watermark, self.counter.bytes_done
             course = lay(
                 self._plan(source_map),
                 source.exposure.block,
@@ -181,10 +182,15 @@ class Filling:
                 await self._run_course(source, engine, course)
             except SourceSilent as silence:
                 stalls = 1 if self.counter.bytes_done > before else stalls + 1
-                await self._check_starved(source, stalls, silence)
+                await self._check_starved(source, shown, stalls, silence)
             except SourceFailed as failure:
                 await self._explain(source)
                 raise SourceFailed(f"{source.name}: {failure.message}", failure.where) from failure
+            else:
+                if not self.counter.is_complete:
+                    raise SourceFailed(
+                        f"{source.name}: {source.engine.name} was done with {self.counter.todo} left to do"
+                    )
 
     async def _run_course(self, source: Source, engine: Follower, course: Course) -> None:
         """Let the engine follow, and count what it has done, also when it fails or is to stop."""
@@ -197,13 +203,15 @@ class Filling:
             following.result()
         finally:
             following.cancel()
-            # Nothing may land after this method has returned.
-            await asyncio.gather(following, return_exceptions=True)
-            self._course = None
-            self._count(course)
-            # Of a chunk that was read in vain the digest may count as well.
-            digests = DIGEST_BYTES * int(course.done.sum()) if course.is_verified else 0
-            self.bytes_read += int(course.told[LANDED_BYTES]) - digests
+            try:
+                # Nothing may land after this method has returned.
+                await asyncio.gather(following, return_exceptions=True)
+            finally:
+                self._course = None
+                self._count(course)
+                # Of a chunk that was read in vain the digest may count as well.
+                digests = DIGEST_BYTES * int(course.done.sum()) if course.is_verified else 0
+                self.bytes_read += int(course.told[LANDED_BYTES]) - digests
 
     def _count(self, course: Course) -> None:
         watermark = self.counter.narrow(course.numbers[course.done == 0])
@@ -212,10 +220,14 @@ class Filling:
         else:
             self.raise_to(watermark)
 
-    async def _check_starved(self, source: Source, stalls: int, silence: SourceSilent) -> None:
-        """Return if the source itself waits for more, and may go on doing so; else raise."""
-        header = await self._header(source)
-        if header.watermark > self.counter.watermark or stalls >= STARVED_STALLS_MAX:
+    async def _check_starved(self, source: Source, shown: int, stalls: int, silence: SourceSilent) -> None:
+        """Return if the source itself waits for more, and may go on doing so; else raise.
+
+        What counts is what it showed when it was asked. More may have come to it a moment ago: all along a chain the
+        stalls end together, when the first of it has found another source.
+        """
+        await self._header(source)
+        if shown > self.counter.watermark or stalls >= STARVED_STALLS_MAX:
             self.blame = Blame.SILENCE
             raise SourceFailed(
                 f"{source.name} made no progress for {stalls * self.stall_s:g} s at chunk {self.counter.watermark}"
@@ -330,12 +342,7 @@ class Filling:
 
     async def _header(self, source: Source) -> Header:
         """The source's header, of the granted generation, or `SourceFailed`."""
-        began = asyncio.get_running_loop().time()
-        try:
-            header = await self._whole_header(source)
-        except SourceFailed:
-            self.note_silence(began)
-            raise
+        header = await self._whole_header(source)
         try:
             self._check_granted(source, header)
         except SourceFailed:
@@ -344,12 +351,17 @@ class Filling:
         return header
 
     async def _whole_header(self, source: Source) -> Header:
-        for _ in range(TORN_HEADERS_MAX):
-            data = await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES, self.stall_s)
+        for looks in range(TORN_HEADERS_MAX):
+            began = asyncio.get_running_loop().time()
+            try:
+                data = await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES, self.stall_s)
+            except SourceFailed:
+                self.note_silence(began)
+                raise
             header = Header.unpack(data)
             if header is not None:
                 return header
-            await asyncio.sleep(0)
+            await asyncio.sleep(TORN_PAUSE_S if looks else 0)
         raise SourceFailed(f"{source.name} shows no whole progress block in {TORN_HEADERS_MAX} looks")
 
     def _check_granted(self, source: Source, header: Header) -> None:

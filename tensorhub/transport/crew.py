@@ -24,7 +24,7 @@ class Crews:
     async def run(
         self,
         pool: ThreadPoolExecutor,
-        work: Callable[[], None],
+        work: Callable[[], object],
         cancel: Callable[[], None],
         threads: int,
         deadline_ns: int,
@@ -37,7 +37,8 @@ class Crews:
         try:
             jobs = [pool.submit(crew.work) for _ in range(threads)]
         except RuntimeError as error:
-            raise Closed("this process is ending") from error
+            cancel()  # those that have begun
+            raise Closed("this process is ending, or has no thread left") from error
         self._running[crew.finished] = cancel
         cancelled: asyncio.CancelledError | None = None
         left_s: float | None = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
@@ -70,7 +71,7 @@ class Crews:
 class _Crew:
     """Threads that work on one read; the loop hears once, from the last of them."""
 
-    def __init__(self, work: Callable[[], None], threads: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, work: Callable[[], object], threads: int, loop: asyncio.AbstractEventLoop) -> None:
         self.finished: asyncio.Future[None] = loop.create_future()
         self.error: BaseException | None = None
         self._work = work

@@ -130,8 +130,11 @@ class TcpEngine:
                 parts = itertools.count()
 
                 def take_part() -> None:
-                    if next(parts) == 0 or reading.wait_fast():
-                        _take_part(source, source.bulk, reading, troubles)
+                    if next(parts) == 0:
+                        if not _take_part(source, source.bulk, reading, troubles):
+                            reading.give_up()  # else the others would wait for it until it counts as silent
+                    elif reading.wait_fast():
+                        _take_part(source, source.bulk, reading, [])  # the first does the work
 
                 threads = source.bulk.streams if ranges.total_bytes >= PARALLEL_BYTES_MIN else 1
                 await run_course(self._crews, take_part, reading.cancel, threads, "tensorhub-tcp-follow")
@@ -192,19 +195,20 @@ def _begin(
         raise EngineUnavailable(f"this process cannot read: {error}") from error
 
 
-def _take_part(source: Peer, lane: Lane, reading: native.StreamReading, troubles: list[Trouble]) -> None:
+def _take_part(source: Peer, lane: Lane, reading: native.StreamReading, troubles: list[Trouble]) -> bool:
     """One thread's part in a read, over a stream of the lane, or a new one; adds why it could not be opened."""
     stream = lane.take()
     if stream is None:
         opened = source.open_stream(reading)
         if isinstance(opened, Trouble):
             troubles.append(opened)  # others may do the work
-            return
+            return False
         stream = opened
     if reading.run(stream):
         lane.give(stream)
     else:
         stream.close()
+    return True
 
 
 def _failure_on_stream(outcome: native.StreamOutcome, at: Address, where: Where) -> TensorHubError | None:

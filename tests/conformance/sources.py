@@ -34,8 +34,8 @@ from tests.support.fake_cuda import FakeCuda, FakeGpu
 class SourceHere:
     """A second engine of this process."""
 
-    def __init__(self) -> None:
-        self.engine = MemoryEngine()
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = MemoryEngine() if engine is None else engine
         self._memory = Memory()
         self.map, self.unmap, self.write = self._memory.map, self._memory.unmap, self._memory.write
         self.poke = self._memory.poke
@@ -45,6 +45,7 @@ class SourceHere:
         return self.engine.locate()
 
     def end(self) -> None:
+        asyncio.run(self.engine.close())
         self._memory.close()
 
 
@@ -154,6 +155,22 @@ CASES = {
     "local": Case(LocalEngine, lambda: SourceProcess("local"), False),
     "tcp": Case(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp"), True),
     "mooncake": Case(lambda: MooncakeEngine(LOOPBACK), lambda: SourceProcess("mooncake"), True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerCase:
+    """An engine that follows by itself, and a source for it in this process or in another one."""
+
+    open_engine: Callable[[], Engine]
+    open_source: Callable[[], SourceHere | SourceProcess]
+
+
+FOLLOWERS = {
+    "local here": FollowerCase(LocalEngine, lambda: SourceHere(LocalEngine())),
+    "local": FollowerCase(LocalEngine, lambda: SourceProcess("local")),
+    "tcp here": FollowerCase(lambda: TcpEngine(LOOPBACK), lambda: SourceHere(TcpEngine(LOOPBACK))),
+    "tcp": FollowerCase(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp")),
 }
 
 

@@ -3,6 +3,7 @@ against the real reader. Repeats no line of the C that it checks."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -12,8 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensorhub import native
+from tensorhub.native import Limits
 from tensorhub.ports import Engine, Ranges
 from tensorhub.transport.endpoints import Endpoint
+from tests.conformance.peer import Memory, pattern
 
 MAGIC = b"TnsrHub\n"
 SERVED, OTHER_VERSION, OTHER_INCARNATION, FULL, NOT_REGISTERED, MALFORMED = range(6)
@@ -22,6 +26,8 @@ PATIENCE_S = 30.0
 #: A deadline to be met.
 SOON_S = 0.05
 PAGE = 4096
+#: Of the server under test.
+INCARNATION = bytes(range(100, 116))
 
 
 def greeting(incarnation: bytes, version: int = 2, word: int = 0, magic: bytes = MAGIC) -> bytes:
@@ -34,6 +40,21 @@ def request(number: int, *ranges: tuple[int, int], kind: int = 1, count: int | N
     total = sum(nbytes for _, nbytes in ranges) if total is None else total
     head = struct.pack("<IIQQ", kind, len(ranges) if count is None else count, number, total)
     return head + b"".join(struct.pack("<QQ", *each) for each in ranges)
+
+
+def gated_request(
+    number: int,
+    block: int,
+    generation: bytes,
+    *ranges: tuple[int, int, int],
+    count: int | None = None,
+    total: int | None = None,
+):
+    """One frame of a reader that follows; each range is address, length and mark."""
+    total = sum(nbytes for _, nbytes, _ in ranges) if total is None else total
+    head = struct.pack("<IIQQ", 2, len(ranges) if count is None else count, number, total)
+    gate = struct.pack("<Q16s", block, generation)
+    return head + gate + b"".join(struct.pack("<QQQ", *each) for each in ranges)
 
 
 def reply(number: int, nbytes: int, status: int = SERVED, index: int = 0) -> bytes:
@@ -90,6 +111,41 @@ class RawReader:
         data = receive(self.stream, nbytes)
         assert len(data) == nbytes
         return status, index, data
+
+
+class Served:
+    """A server on loopback, and memory of a known pattern."""
+
+    def __init__(self, limits: Limits | None = None, nbytes: int = 1000) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.place = listener.getsockname()
+        self.server = native.StreamServer(listener, INCARNATION, limits)
+        self.memory = Memory()
+        self.nbytes = nbytes
+        self.address = self.memory.map(nbytes)
+        self.memory.write(self.address, 1, nbytes)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+        self.memory.close()
+
+    def reader(self, **options: int) -> RawReader:
+        return RawReader(self.place, **options).greet(INCARNATION)
+
+    def wait_for_connections(self, count: int) -> None:
+        while self.server.facts()[0] != count:
+            os.sched_yield()  # the thread that ends one is at work
+
+    def check_unharmed(self) -> None:
+        """Nobody is connected any more, and a good reader gets its bytes."""
+        self.wait_for_connections(0)
+        self.server.add(self.address, self.nbytes)
+        with self.reader() as reader:
+            assert reader.ask(7, (self.address, self.nbytes)) == (SERVED, 0, pattern(1, self.nbytes).tobytes())
+        self.server.remove(self.address, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,49 +14,13 @@ import pytest
 from tensorhub import native
 from tensorhub.errors import BadRequest, Closed
 from tensorhub.native import Limits
-from tests.conformance.peer import Memory, pattern
+from tests.conformance.peer import pattern
 from tests.support import streams
-from tests.support.streams import PATIENCE_S, RawReader, at_end, greeting, receive, request
+from tests.support.streams import INCARNATION, PATIENCE_S, RawReader, Served, at_end, greeting, receive, request
 
-INCARNATION = bytes(range(100, 116))
 MIB = 1 << 20
 #: Short enough to be met in a test; each test shortens only the one that it is about.
 SOON_S = 0.05
-
-
-class Served:
-    """A server on loopback, and memory of a known pattern."""
-
-    def __init__(self, limits: Limits | None = None, nbytes: int = 1000) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.place = listener.getsockname()
-        self.server = native.StreamServer(listener, INCARNATION, limits)
-        self.memory = Memory()
-        self.nbytes = nbytes
-        self.address = self.memory.map(nbytes)
-        self.memory.write(self.address, 1, nbytes)
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.stop()
-        self.memory.close()
-
-    def reader(self, **options: int) -> RawReader:
-        return RawReader(self.place, **options).greet(INCARNATION)
-
-    def wait_for_connections(self, count: int) -> None:
-        while self.server.facts()[0] != count:
-            os.sched_yield()  # the thread that ends one is at work
-
-    def check_unharmed(self) -> None:
-        """Nobody is connected any more, and a good reader gets its bytes."""
-        self.wait_for_connections(0)
-        self.server.add(self.address, self.nbytes)
-        with self.reader() as reader:
-            assert reader.ask(7, (self.address, self.nbytes)) == (streams.SERVED, 0, pattern(1, self.nbytes).tobytes())
-        self.server.remove(self.address, self.nbytes)
 
 
 @pytest.fixture
@@ -157,7 +121,7 @@ def test_a_token_is_read_over(served):
 
 
 MALFORMED = {
-    "another kind": request(1, (4096, 8), kind=2),
+    "another kind": request(1, (4096, 8), kind=3),
     "no ranges": request(1),
     "too many ranges": request(1, count=1025, total=8),
     "all the ranges there are": request(1, count=2**32 - 1, total=8),

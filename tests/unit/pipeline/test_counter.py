@@ -114,3 +114,55 @@ def test_every_chunk_is_verified_once_and_the_watermark_only_rises(data: st.Data
         before = prefix
     assert counter.bytes_done == sum(sizes)
     assert done == set(range(len(sizes)))
+
+
+def test_narrowing_counts_all_but_what_is_left() -> None:
+    """What an engine has done by itself, in any order: bytes, prefix and spans are those of the rest."""
+    counter = Counter(ENDS)
+    left = np.array([1, 2, 4], dtype=np.uint64)
+    assert counter.narrow(left) == 1
+    assert (counter.bytes_done, counter.todo) == (200, [(1, 3), (4, 5)])
+    assert counter.narrow(left) == 1
+    assert counter.bytes_done == 200
+    assert counter.narrow(left[:0]) == 5
+    assert (counter.bytes_done, counter.is_complete) == (1000, True)
+    assert counter.narrow(left[:0]) == 5
+
+
+def test_narrowing_to_what_was_not_to_do_is_our_fault() -> None:
+    """A chunk is verified once; one that is in flight belongs to its batch. What is refused changes nothing."""
+    counter = Counter(ENDS, [(0, 2), (3, 5)])
+    for left in ([2], [0, 1, 2, 3, 4], [5], [0, 2**63]):
+        with pytest.raises(Broken, match="are to do, after"):
+            counter.narrow(np.array(left, dtype=np.uint64))
+        assert (counter.todo, counter.bytes_done, counter.watermark) == ([(0, 2), (3, 5)], 0, 0)
+    counter.narrow(np.array([1, 3, 4], dtype=np.uint64))
+    with pytest.raises(Broken, match="are to do, after"):
+        counter.narrow(np.array([0], dtype=np.uint64))
+    counter.take(5, 1)
+    with pytest.raises(Broken, match="in flight"):
+        counter.narrow(np.array([3], dtype=np.uint64))
+    assert counter.todo == [(3, 5)]
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_narrowing_is_verifying_chunk_by_chunk(data: st.DataObject, sizes: list[int]) -> None:
+    """Two counters, one told of sets, one of batches of one chunk each: they agree in everything, after every step."""
+    ends = np.cumsum(sizes).astype(np.uint64)
+    wanted = sorted(data.draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1)))
+    at_once, one_by_one = (Counter(ends, [(chunk, chunk + 1) for chunk in wanted]) for _ in range(2))
+    left = list(wanted)
+    while left:
+        kept = data.draw(st.sets(st.sampled_from(left)))
+        done, left = set(left) - kept, sorted(kept)
+        taken = []
+        while (batch := one_by_one.take(len(sizes), 1)) is not None:
+            taken.append(batch)
+        for batch in taken:
+            (one_by_one.verified if batch[0] in done else one_by_one.failed)(batch)
+        assert at_once.narrow(np.array(left, dtype=np.uint64)) == one_by_one.watermark
+        assert at_once.bytes_done == one_by_one.bytes_done == sum(sizes[chunk] for chunk in wanted if chunk not in left)
+        assert at_once.is_complete == one_by_one.is_complete
+        assert [c for span in at_once.todo for c in range(*span)] == left
