@@ -43,6 +43,7 @@ class Holding:
         self.generation = NO_GENERATION
         self.watermark = 0
         self._digests_valid = True
+        self._beats = 0
         kinds = buffers.on_device.kinds if buffers.on_device is not None else frozenset()
         #: Those that take every address of the map: no other could bring a reader all bytes.
         self._engines = taking(engines, kinds)
@@ -105,6 +106,11 @@ class Holding:
         """An engine that writes the header at `block` has shown so much, or more by now."""
         self.watermark = watermark
 
+    def beat(self) -> None:
+        """Nothing new, but this process lives."""
+        self._beats += 1
+        self._write()
+
     def end(self) -> None:
         """Invalidate the generation: a reader that still reads will know, before it can return success."""
         if self.generation != NO_GENERATION:
@@ -120,7 +126,13 @@ class Holding:
 
     def _write(self) -> None:
         header = Header(
-            self._incarnation, self.generation, self._chunks, self.watermark, self.manifest.digest, self._digests_valid
+            self._incarnation,
+            self.generation,
+            self._chunks,
+            self.watermark,
+            self.manifest.digest,
+            self._digests_valid,
+            self._beats,
         )
         native.store(self._block.ctypes.data, header.pack())
 

@@ -261,6 +261,7 @@ class Pull:
             arrival.digest_landed,
             arrival.batch_bytes_min,
             stall_s=self._member.stall_s,
+            beat=holding.beat if whole else _nothing,
             own_block=holding.block if whole else 0,
             sample_s=arrival.sample_s,
         )
@@ -403,6 +404,10 @@ class Pull:
             self._slot.verified,
             self._filling.bytes_read if self._filling is not None else 0,
         )
+
+
+def _nothing() -> None:
+    """Nobody looks."""
 
 
 async def _read(source: Source, filling: Filling) -> None:

@@ -30,7 +30,7 @@ int th_batch_open(struct batch *batch, const uint64_t *remote, const uint64_t *l
     batch->deadline_ns = deadline_ns;
     batch->follow = follow;
     batch->limit = UINT64_MAX;
-    batch->moved_ns = th_now_ns();
+    batch->moved_ns = batch->shown_ns = th_now_ns();
     int error = pthread_mutex_init(&batch->claim, NULL);
     if (error == 0 && (error = pthread_mutex_init(&batch->show, NULL)) != 0)
         pthread_mutex_destroy(&batch->claim);
@@ -192,6 +192,20 @@ static int digest_ranges(const struct batch *batch, uint64_t first, uint64_t las
     return th_digest_runs(batch->local + first, batch->nbytes + first, whole, 1, digest, NULL);
 }
 
+static uint64_t watermark_of(const struct batch *batch)
+{
+    const struct follow *follow = batch->follow;
+    return batch->prefix < batch->chunks ? follow->numbers[batch->prefix] : follow->whole;
+}
+
+/* The caller holds `show`. */
+static void show_prefix(struct batch *batch)
+{
+    if (batch->follow->own_block != 0)
+        th_block_show(batch->follow->own_block, watermark_of(batch));
+    batch->shown_ns = th_now_ns();
+}
+
 /* Counts a chunk, and shows the prefix if that made it longer. */
 static void show(struct batch *batch, uint64_t chunk, uint64_t nbytes)
 {
@@ -202,11 +216,19 @@ static void show(struct batch *batch, uint64_t chunk, uint64_t nbytes)
     if (chunk == batch->prefix) {
         while (batch->prefix < batch->chunks && follow->done[batch->prefix])
             batch->prefix++;
-        uint64_t watermark = batch->prefix < batch->chunks ? follow->numbers[batch->prefix] : follow->whole;
-        if (follow->own_block != 0)
-            th_block_raise(follow->own_block, watermark);
-        atomic_store(&follow->told[0], watermark);
+        show_prefix(batch);
+        atomic_store(&follow->told[0], watermark_of(batch));
     }
+    pthread_mutex_unlock(&batch->show);
+}
+
+void th_batch_beat(struct batch *batch)
+{
+    if (batch->follow == NULL)
+        return;
+    pthread_mutex_lock(&batch->show);
+    if (th_now_ns() - batch->shown_ns >= BEAT_NS)
+        show_prefix(batch);
     pthread_mutex_unlock(&batch->show);
 }
 

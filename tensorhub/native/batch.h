@@ -46,7 +46,8 @@ struct batch {
     _Atomic uint64_t limit;      /* chunks of the stream that are known to be at the source, and may be claimed */
     _Atomic int64_t moved_ns;    /* when the last byte landed */
     _Atomic uint64_t wrong;      /* number of a chunk that is not what its digest says, plus 1 */
-    pthread_mutex_t show;        /* guards prefix, and the writing of the own block */
+    pthread_mutex_t show;        /* guards these, and the writing of the own block */
+    int64_t shown_ns;            /* when the own block was last written */
     uint64_t prefix;             /* the first chunk of the batch that is not done */
 };
 
@@ -89,6 +90,12 @@ size_t th_batch_vectors(const struct batch *batch, const uint64_t *addresses, st
 
 /* `nbytes` further; nothing is asked about a place behind the last byte. */
 void th_batch_advance(const struct batch *batch, struct place *place, uint64_t nbytes);
+
+/* Whoever waits for the source calls this now and then: the own block shows that this process lives, and waits. */
+void th_batch_beat(struct batch *batch);
+
+/* How long to wait at most until the next beat. */
+#define BEAT_NS 100000000
 
 /* A chunk has landed whole: digests it; if followed, verifies, counts and shows it. Returns 0 or errno; EBADMSG: it is
  * not what its digest says, and is noted as wrong. */

@@ -13,6 +13,7 @@
 #define GENERATION_AT 32
 #define CHUNKS_AT 48
 #define WATERMARK_AT 56
+#define BEATS_AT 80
 #define CHECK_AT 88
 
 static uint64_t get64(const uint8_t *at)
@@ -49,11 +50,12 @@ void th_block_copy(uint8_t *header, uint64_t block)
     }
 }
 
-void th_block_raise(uint64_t block, uint64_t watermark)
+void th_block_show(uint64_t block, uint64_t watermark)
 {
     uint8_t header[BLOCK_LOOK_BYTES];
     th_block_copy(header, block);
     put64(header + WATERMARK_AT, watermark);
+    put64(header + BEATS_AT, get64(header + BEATS_AT) + 1);
     put64(header + CHECK_AT, check_of(header));
     th_store(block, header, sizeof header);
 }

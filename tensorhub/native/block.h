@@ -23,9 +23,9 @@ enum block_look th_block_look(const uint8_t *header, const uint8_t *generation, 
  * ones that it shows is visible from here on. Both addresses are multiples of BLOCK_WORD_BYTES. */
 void th_block_copy(uint8_t *header, uint64_t block);
 
-/* Shows `watermark` in the header at `block`, which nobody else writes, and wakes whoever waits for it. Everything that
- * was stored before is visible to whoever sees it. */
-void th_block_raise(uint64_t block, uint64_t watermark);
+/* Shows `watermark` in the header at `block`, which nobody else writes, one beat more, and wakes whoever waits for it.
+ * Everything that was stored before is visible to whoever sees it. */
+void th_block_show(uint64_t block, uint64_t watermark);
 
 /* ------------------------------------------------------------------ waiting for any header of this process to change
  *

@@ -150,6 +150,7 @@ static bool wait_for_more(struct reading *reading)
             atomic_store(&reading->risen_ns, th_now_ns());
             return true;
         }
+    th_batch_beat(batch);
     nap_until_next_look(reading);
     return true;
 }

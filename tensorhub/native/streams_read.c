@@ -450,8 +450,12 @@ EXPORT int th_stream_run(struct stream *stream, struct stream_reading *reading)
         if (lander.n == 0 && !sending)
             return 1;
         short events = (short)(POLLIN | (sending ? POLLOUT : 0));
-        if (th_channel_wait(&lander.channel, events, th_batch_deadline_ns(&reading->batch)) == WAIT_FAILED)
+        int64_t until_ns = th_batch_deadline_ns(&reading->batch);
+        if (reading->batch.follow != NULL && until_ns > th_now_ns() + BEAT_NS)
+            until_ns = th_now_ns() + BEAT_NS;
+        if (th_channel_wait(&lander.channel, events, until_ns) == WAIT_FAILED)
             failed(&lander, LOCAL, errno);
+        th_batch_beat(&reading->batch);
     }
     return 0;
 }

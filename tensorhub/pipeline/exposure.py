@@ -15,18 +15,19 @@ xxh3-64 digest (8 bytes) per chunk, in stream order.
 
     0         8       12      16            32            48      56         64          80        88        96   128
     +---------+-------+-------+-------------+-------------+-------+----------+-----------+---------+---------+----+
-    | THBLOCK1| format| flags | incarnation | generation  | chunks| watermark| manifest  | reserved| check   | 0  |
+    | THBLOCK1| format| flags | incarnation | generation  | chunks| watermark| manifest  | beats   | check   | 0  |
     +---------+-------+-------+-------------+-------------+-------+----------+-----------+---------+---------+----+
 
-`watermark` counts the chunks of the prefix that may be read: digested ones for a publisher, verified ones for a
-reader. `check` is the xxh3-64 of bytes 0 to 88: a header caught half-written does not pass, and is read again.
-Digests below the watermark are written before the header that covers them. A generation of zeros: nothing to read.
+`watermark` counts the chunks of the prefix that may be read: digested ones for a publisher, verified ones for a reader.
+`beats` changes a few times a second while a reader waits for its own source: so who waits can be told from who stands
+still. `check` is the xxh3-64 of bytes 0 to 88: a header caught half-written does not pass, and is read again. Digests
+below the watermark are written before the header that covers them. A generation of zeros: nothing to read.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -56,6 +57,8 @@ class Header:
     watermark: int
     manifest: Digest
     digests: bool
+    #: Says that the holder lives, nothing about what it holds.
+    beats: int = field(default=0, compare=False)
 
     def pack(self) -> bytes:
         body = _HEADER.pack(
@@ -67,7 +70,7 @@ class Header:
             self.chunks,
             self.watermark,
             self.manifest,
-            0,
+            self.beats,
         )
         return (body + _CHECK.pack(xxhash.xxh3_64_intdigest(body))).ljust(HEADER_BYTES, b"\0")
 
@@ -75,7 +78,7 @@ class Header:
     def unpack(cls, data: bytes) -> Header | None:
         """The header, or None when it was caught half-written. `SourceFailed` for another format."""
         body = data[: _HEADER.size]
-        magic, version, flags, incarnation, generation, chunks, watermark, manifest, _ = _HEADER.unpack(body)
+        magic, version, flags, incarnation, generation, chunks, watermark, manifest, beats = _HEADER.unpack(body)
         if xxhash.xxh3_64_intdigest(body) != _CHECK.unpack_from(data, _HEADER.size)[0]:
             return None
         if magic != BLOCK_MAGIC or version != FORMAT:
@@ -91,6 +94,7 @@ class Header:
             watermark,
             Digest(manifest),
             bool(flags & FLAG_DIGESTS),
+            beats,
         )
 
 

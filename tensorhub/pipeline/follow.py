@@ -53,9 +53,11 @@ TORN_PAUSE_S = 0.001
 #: No rise of the source's watermark and no byte landed for this long, or a single read that takes longer: the source
 #: counts as stalled. The first read is of one chunk, at most 8 MiB: below 1 MB/s nobody should read from a source.
 STALL_S = 10.0
-#: A source that answers and has nothing new waits for its own source: whoever reads from *that* one finds out after
+#: A source that lives and has nothing new waits for its own source: whoever reads from *that* one finds out after
 #: `STALL_S`. All behind wait so many times as long, or the healthy would be reported all along a chain.
 STARVED_STALLS_MAX = 3
+#: A reader that waits shows so often that it lives. Equals BEAT_NS in native/batch.h.
+BEAT_S = 0.1
 #: Between two looks at what an engine that follows by itself has done: how late a reader that must stop does so.
 SAMPLE_S = 0.2
 #: A manifest of a million tensors takes about 60 MB; larger ones are a mistake or an attack.
@@ -114,6 +116,8 @@ class Filling:
     confirm_s: float = 0.0
     #: Seconds without progress after which a source is given up.
     stall_s: float = STALL_S
+    #: Shows that this reader lives although it has nothing new.
+    beat: Callable[[], None] = lambda: None
     #: Our own progress block, for an engine that follows by itself; 0: nobody reads from here.
     own_block: int = 0
     sample_s: float = SAMPLE_S
@@ -169,7 +173,7 @@ class Filling:
         while not self.counter.is_complete:
             self.fence()
             # Before the first byte: a source that is not what was granted, or has no digests, is said so by name.
-            shown, before = (await self._header(source)).watermark, self.counter.bytes_done
+            shown, before = await self._header(source), self.counter.bytes_done
             course = lay(
                 self._plan(source_map),
                 source.exposure.block,
@@ -220,14 +224,15 @@ class Filling:
         else:
             self.raise_to(watermark)
 
-    async def _check_starved(self, source: Source, shown: int, stalls: int, silence: SourceSilent) -> None:
-        """Return if the source itself waits for more, and may go on doing so; else raise.
+    async def _check_starved(self, source: Source, shown: Header, stalls: int, silence: SourceSilent) -> None:
+        """Return if the source itself waits for more, lives, and may go on doing so; else raise.
 
         What counts is what it showed when it was asked. More may have come to it a moment ago: all along a chain the
         stalls end together, when the first of it has found another source.
         """
-        await self._header(source)
-        if shown > self.counter.watermark or stalls >= STARVED_STALLS_MAX:
+        now = await self._header(source)
+        is_still = (now.beats, now.watermark) == (shown.beats, shown.watermark)
+        if is_still or shown.watermark > self.counter.watermark or stalls >= STARVED_STALLS_MAX:
             self.blame = Blame.SILENCE
             raise SourceFailed(
                 f"{source.name} made no progress for {stalls * self.stall_s:g} s at chunk {self.counter.watermark}"
@@ -256,8 +261,8 @@ class Filling:
 
     async def _follow(self, source: Source, plan: Plan, tasks: list[asyncio.Task[None]]) -> None:
         loop = asyncio.get_running_loop()
-        limit, whole = 0, self.manifest.chunks
-        moved = loop.time()
+        limit, whole, beats = 0, self.manifest.chunks, -1
+        moved = lived = beaten = loop.time()
         while not self.counter.is_complete:
             self.fence()
             if limit < whole and self.counter.ready_bytes(limit) < self._target():
@@ -266,6 +271,8 @@ class Filling:
                     self._batch_s = BATCH_SECONDS if header.watermark == whole else BATCH_SECONDS_BEHIND
                 if header.watermark > limit:
                     limit, moved = header.watermark, loop.time()
+                if header.beats != beats:
+                    beats, lived = header.beats, loop.time()
             self._start(source, plan, limit, tasks)
             # The longer nothing moves, the longer until the next look: at most a quarter later than it could be.
             poll = min(max((loop.time() - moved) / 4, POLL_S_MIN), POLL_S_MAX)
@@ -281,7 +288,11 @@ class Filling:
             else:
                 await asyncio.sleep(poll)
             waits = limit < whole and not tasks and not self.counter.ready_bytes(limit)
-            if loop.time() - moved > self.stall_s * (STARVED_STALLS_MAX if waits else 1):
+            if waits and loop.time() - beaten > BEAT_S:
+                self.beat()
+                beaten = loop.time()
+            still_s = loop.time() - (max(moved, lived) if waits else moved)
+            if still_s > self.stall_s or loop.time() - moved > STARVED_STALLS_MAX * self.stall_s:
                 self.blame = Blame.SILENCE
                 raise SourceFailed(f"{source.name} made no progress for {loop.time() - moved:.3g} s at chunk {limit}")
 
