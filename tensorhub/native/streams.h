@@ -73,7 +73,7 @@
  */
 #define REPLY_BYTES 24
 
-/* In greetings and replies; the numbers are those of `_STATUSES` in streams.py. */
+/* In greetings and replies; the numbers are those of `Status` in streams.py. */
 enum status { SERVED, OTHER_VERSION, OTHER_INCARNATION, FULL, NOT_REGISTERED, MALFORMED };
 
 static inline void th_put16(uint8_t *at, uint16_t value)

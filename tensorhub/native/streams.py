@@ -37,7 +37,7 @@ class Status(IntEnum):
 
 
 class Opening(IntEnum):
-    """How an attempt to open a stream ended; equals `opening` in streams_read.c."""
+    """How an attempt to open a stream ended; equals `opening` in streams_open.c."""
 
     OPENED = 0
     #: No connection came about; the detail is an errno.
@@ -52,7 +52,7 @@ class Opening(IntEnum):
 
 
 class Failure(IntEnum):
-    """Why a read failed once a stream was open; equals `failure` in streams_read.c."""
+    """Why a read failed once a stream was open; equals `failure` in streams_read.h."""
 
     NONE = 0
     #: The stream ended or broke; `errno` says how.
