@@ -130,25 +130,6 @@ def test_a_source_lost_in_mid_chain(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_source_lost_in_mid_chain(how: str) -> None:
-    """source_killed_midchunk, source_stopped: the first relay of a chain dies, or stands still, half done. The others
-    complete soon after it is noticed, and read at most two chunks again."""
-
-    async def story(crowd: Crowd) -> None:
-        await lose_first(crowd, how)
-        assert crowd.watch.depth >= 3
-        assert "r1" in crowd.watch.blamed()
-        for name in CHAIN[1:]:
-            again = crowd.world.plane.asked[crowd.process(name)] - crowds.STREAM_BYTES - 8 * CHUNKS
-            assert again <= 2 * (CHUNK_BYTES + 8), (name, again)
-
-    told(CHAIN, story)
-
-
-STARVED = "whoever reads from a reader of the stopped one starves as long as that one, and gives its source up with it"
-
-
-@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_only_the_lost_source_is_blamed(how: str) -> None:
     """source_killed_midchunk, source_stopped: behind the lost relay everybody is well, and keeps its source: the chain
     goes on as one once its first reader has another source."""

@@ -81,6 +81,7 @@ class Shard:
         self.weights = self._map(self._layout.nbytes)
         self.block = self._map(block_bytes(len(sizes)))
         #: Chunks that are in place.
+        self.beats = 0
         self.placed = 0
         self.show(0)
 
@@ -126,6 +127,11 @@ class Shard:
         generation = self.generation if generation is None else generation
         self.memory.poke(self.block, self._header(watermark, generation).pack())
 
+    def beat(self) -> None:
+        """As a reader does that waits for its own source."""
+        self.beats += 1
+        self.show(self.placed)
+
     def withdraw(self) -> None:
         """As `unpublish` does before it returns."""
         self.show(0, NO_GENERATION)
@@ -144,7 +150,7 @@ class Shard:
             self.memory.poke(self.runs(chunk)[0][0], bytes([self.chunks[chunk][0] ^ 1]))
 
     def _header(self, watermark: int, generation: Generation) -> Header:
-        return Header(self.session, generation, self.whole, watermark, self._manifest, self._has_digests)
+        return Header(self.session, generation, self.whole, watermark, self._manifest, self._has_digests, self.beats)
 
     def _map(self, nbytes: int) -> int:
         address = int(self.memory.map(nbytes))

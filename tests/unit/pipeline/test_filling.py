@@ -58,6 +58,13 @@ async def silent(_: Course) -> None:
     raise SourceSilent("nothing came")
 
 
+async def waiting(shard: Shard) -> None:
+    """The same, from a source that lives."""
+    shard.beat()
+    await asyncio.sleep(STALL_S)
+    raise SourceSilent("nothing came")
+
+
 @pytest.fixture
 def memory():
     opened = SourceHere()
@@ -168,31 +175,45 @@ def test_bytes_of_a_chunk_that_fails_are_bytes_read(shard, vessel):
 
 def test_a_starving_source_is_kept_longer(shard, vessel):
     """It answers and has nothing new: it waits for its own source, and whoever reads from that one finds out first."""
-    engine = Scripted(*[silent] * (STARVED_STALLS_MAX + 1))
+    engine = Scripted(*[lambda _: waiting(shard)] * (STARVED_STALLS_MAX + 1))
     shard.reveal(2)
-    engine.acts[0] = lambda course: starve_after(engine, course, 2)
+    engine.acts[0] = lambda course: starve_after(engine, course, 2, shard)
     assert blame(vessel, shard, engine, "no progress for 30 s at chunk 2") is Blame.SILENCE
     assert np.diff(engine.begun_s).tolist() == pytest.approx([STALL_S] * (STARVED_STALLS_MAX - 1))
 
 
-async def starve_after(engine: Scripted, course: Course, stop: int) -> None:
+async def starve_after(engine: Scripted, course: Course, stop: int, shard: Shard) -> None:
     await engine.bring(course, stop)
-    await silent(course)
+    await waiting(shard)
+
+
+def test_a_source_that_stands_still_is_not_kept(shard, vessel):
+    """source_stopped: its memory can still be read, and has nothing new; but it shows no life either, as a reader that
+    waits does."""
+    engine = Scripted(silent)
+    shard.reveal(2)
+
+    async def stop(course: Course) -> None:
+        await engine.bring(course, 2)
+        await silent(course)
+
+    engine.acts[0] = stop
+    assert blame(vessel, shard, engine, "no progress for 10 s at chunk 2") is Blame.SILENCE
 
 
 def test_each_chunk_gives_a_starving_source_its_time_anew(shard, vessel):
     """Stalls are counted in a row."""
-    engine = Scripted(*[silent] * 2)
+    engine = Scripted(*[lambda _: waiting(shard)] * 2)
 
     async def one_more(course: Course) -> None:
         shard.reveal(1)
-        await starve_after(engine, course, 1)
+        await starve_after(engine, course, 1, shard)
 
     async def rest(course: Course) -> None:
         shard.reveal(WHOLE)
         await engine.bring(course, WHOLE)
 
-    engine.acts += [one_more, silent, rest]
+    engine.acts += [one_more, lambda _: waiting(shard), rest]
     run_virtual(vessel.fill(shard, engine))
     check_filled(vessel, shard)
 
@@ -201,7 +222,7 @@ def test_a_source_that_has_more_and_gives_nothing_is_silent(shard, vessel):
     """source_stopped: one stall is enough, and the same source is not asked again."""
     shard.reveal(5)
     engine = Scripted()
-    engine.acts += [lambda course: starve_after(engine, course, 3), silent]
+    engine.acts += [lambda course: starve_after(engine, course, 3, shard), silent]
     assert blame(vessel, shard, engine, "no progress for 10 s at chunk 3") is Blame.SILENCE
     assert (len(engine.begun_s), vessel.filling.counter.todo) == (1, [(3, WHOLE)])
 
