@@ -21,6 +21,7 @@ from tensorhub import native
 from tensorhub.client.holding import Holding
 from tensorhub.errors import ContractBroken, EngineUnavailable, VersionConflict, Where
 from tensorhub.pipeline.digest import root_digest
+from tensorhub.pipeline.follow import BEAT_S
 from tensorhub.ports import Offload
 from tensorhub.types import UNVERIFIED, Digest
 
@@ -96,12 +97,17 @@ class Publication:
         runs = self.holding.memory.chunk_runs(manifest.chunk_starts, manifest.chunk_ends)
         progress = np.zeros(native.PROGRESS_WORDS, dtype=np.uint64)
         work = asyncio.ensure_future(self.offload.run(lambda: native.digest_runs(*runs, digests, progress)))
-        pause_s = LOOK_S
+        pause_s, shown, beaten = LOOK_S, self.holding.watermark, loop.time()
         try:
             while not work.done() and not self.stopped:
                 await asyncio.wait([work], timeout=pause_s)
                 began = loop.time()
                 self._show(int(progress[0]))
+                if self.holding.watermark > shown:
+                    shown, beaten = self.holding.watermark, began
+                elif began - beaten > BEAT_S and not self.stopped:
+                    self.holding.beat()
+                    beaten = began
                 pause_s = max(LOOK_S, (loop.time() - began) / LOOK_PART_MAX)
         finally:
             progress[1] = 1  # the tensors are the publisher's again when this returns: nobody reads them any more

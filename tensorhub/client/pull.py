@@ -39,7 +39,7 @@ from tensorhub.errors import (
 from tensorhub.messages import Granted, Held, Notice, Progress, Serve, SourceLost, TransactionAborted
 from tensorhub.pipeline.counter import Counter
 from tensorhub.pipeline.digest import root_digest
-from tensorhub.pipeline.follow import Blame, Filling, Source, fetch, fetch_map
+from tensorhub.pipeline.follow import BEAT_S, Blame, Filling, Source, fetch, fetch_map
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.types import UNVERIFIED, Generation, Selector, Version
 
@@ -277,9 +277,10 @@ class Pull:
                 if self._grant is None:
                     raise Broken("a source was read without a grant") from failure
                 counter = filling.counter
-                self._grant = await self._sources.next(
-                    self._grant, failure, counter.watermark, counter.bytes_done, filling.blame
-                )
+                with _beating(filling):
+                    self._grant = await self._sources.next(
+                        self._grant, failure, counter.watermark, counter.bytes_done, filling.blame
+                    )
                 self._slot.upstream = self._grant.source.generation
             finally:
                 self._sources.count(filling.counter.bytes_done - before)
@@ -408,6 +409,22 @@ class Pull:
 
 def _nothing() -> None:
     """Nobody looks."""
+
+
+@contextmanager
+def _beating(filling: Filling) -> Iterator[None]:
+    """While we wait for another source, those that read from here see that we live."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            filling.beat()
+
+    beating = asyncio.ensure_future(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
 
 
 async def _read(source: Source, filling: Filling) -> None:
