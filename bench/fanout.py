@@ -28,6 +28,8 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 READERS = 16
 TRAINERS = 4
 GROUPS, SHARDS = (1, 2, 4), 4
+#: The kernel's largest packet: shapers of an emulated link pay for each as a whole.
+PACKET_BYTES = 64 << 10
 #: What one thread digests of data that another core has just received; the fastest is in docs/digest.md.
 DIGEST_BYTES_PER_S = 5e9
 #: How many times as long as ours they take, at least; of the others nothing is demanded.
@@ -154,7 +156,9 @@ def predictions(alone: Sequence[Round], counts: Iterable[int]) -> dict[int, floa
         set_up = phases["plan"] + phases["register"]
         pulls.append(model.Alone(one.slowest, phases["transfer"], set_up, phases["verify"]))
     fitted = model.Fitted.of(SHARD_BYTES, pulls)
-    constants = model.Constants(chunk_size(SHARD_BYTES), DIGEST_BYTES_PER_S, DEPTH_MAX, READERS_PER_SOURCE_MAX)
+    constants = model.Constants(
+        chunk_size(SHARD_BYTES), PACKET_BYTES, DIGEST_BYTES_PER_S, DEPTH_MAX, READERS_PER_SOURCE_MAX
+    )
     return {n: model.predict(constants, fitted, SHARD_BYTES, n) for n in counts}
 
 

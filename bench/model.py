@@ -17,6 +17,9 @@ class Constants:
 
     #: A reader passes on what it has verified, and verifies whole chunks.
     chunk_bytes: int
+    #: A link is two in a row, one host's uplink and the other's downlink: so much must have come whole over the first
+    #: before the second passes it on.
+    packet_bytes: int
     #: Bytes per second that one thread can digest: what a chunk costs once it is there.
     digest_bytes_per_s: float
     #: Hops between a reader and a complete copy, at most.
@@ -32,7 +35,7 @@ class Alone:
     #: From the call of publish to the return of replicate, and the transfer in it.
     whole: float
     transfer: float
-    #: From the grant until the server has been told that this reader serves: plan, registration, one call.
+    #: From the grant until the server may send the next reader here: plan, registration, and a call if one is needed.
     set_up: float
     #: One look at the source's progress block.
     look: float
@@ -89,13 +92,10 @@ class Shape:
 def lag_s(constants: Constants, fitted: Fitted) -> float:
     """How much later a reader has a chunk than its source, when neither waits for anything else.
 
-    The chunk has to cross, to be verified and to be handed on.
+    The chunk has to cross both halves of the link, to be verified and to be handed on.
     """
-    return (
-        constants.chunk_bytes / fitted.bytes_per_s
-        + constants.chunk_bytes / constants.digest_bytes_per_s
-        + fitted.look_s
-    )
+    crossing = constants.chunk_bytes + min(constants.packet_bytes, constants.chunk_bytes)
+    return crossing / fitted.bytes_per_s + constants.chunk_bytes / constants.digest_bytes_per_s + fitted.look_s
 
 
 def hop_s(constants: Constants, fitted: Fitted) -> float:

@@ -56,6 +56,9 @@ STALL_S = 10.0
 #: A source that lives and has nothing new waits for its own source: whoever reads from *that* one finds out after
 #: `STALL_S`. All behind wait so many times as long, or the healthy would be reported all along a chain.
 STARVED_STALLS_MAX = 3
+#: A source that has been silent for `STALL_S` has so long, or a quarter of that, to answer one more look: many ways
+#: there and back.
+LAST_LOOK_S = 1.0
 #: A reader that waits shows so often that it lives. Equals BEAT_NS in native/batch.h.
 BEAT_S = 0.1
 #: Between two looks at what an engine that follows by itself has done: how late a reader that must stop does so.
@@ -157,7 +160,7 @@ class Filling:
         began = time()
         while True:
             self.fence()
-            header = await self._whole_header(source)
+            header = await self._whole_header(source, self.stall_s)
             if header.generation == source.generation or header.incarnation != source.incarnation:
                 return  # or it is another process: the next look says so
             waited = time() - began
@@ -230,7 +233,15 @@ class Filling:
         What counts is what it showed when it was asked. More may have come to it a moment ago: all along a chain the
         stalls end together, when the first of it has found another source.
         """
-        now = await self._header(source)
+        began = asyncio.get_running_loop().time()
+        try:
+            now = await self._header(source, min(self.stall_s / 4, LAST_LOOK_S))
+        except SourceFailed as failure:
+            if self.blame is not Blame.SOURCE:
+                self.blame = Blame.SILENCE
+                waited_s = self.stall_s + asyncio.get_running_loop().time() - began
+                raise SourceFailed(f"{source.name} gave no sign for {waited_s:.3g} s: {failure.message}") from failure
+            raise
         is_still = (now.beats, now.watermark) == (shown.beats, shown.watermark)
         if is_still or shown.watermark > self.counter.watermark or stalls >= STARVED_STALLS_MAX:
             self.blame = Blame.SILENCE
@@ -351,9 +362,9 @@ class Filling:
         if asyncio.get_running_loop().time() - began >= self.stall_s:
             self.blame = Blame.SILENCE
 
-    async def _header(self, source: Source) -> Header:
+    async def _header(self, source: Source, timeout_s: float | None = None) -> Header:
         """The source's header, of the granted generation, or `SourceFailed`."""
-        header = await self._whole_header(source)
+        header = await self._whole_header(source, self.stall_s if timeout_s is None else timeout_s)
         try:
             self._check_granted(source, header)
         except SourceFailed:
@@ -361,11 +372,11 @@ class Filling:
             raise
         return header
 
-    async def _whole_header(self, source: Source) -> Header:
+    async def _whole_header(self, source: Source, timeout_s: float) -> Header:
         for looks in range(TORN_HEADERS_MAX):
             began = asyncio.get_running_loop().time()
             try:
-                data = await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES, self.stall_s)
+                data = await fetch(source.engine, source.peer, source.exposure.block, HEADER_BYTES, timeout_s)
             except SourceFailed:
                 self.note_silence(began)
                 raise

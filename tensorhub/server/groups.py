@@ -290,7 +290,7 @@ def commit(turn: Turn, transaction: Transaction) -> None:
     for part in transaction.parts.values():
         filling = part.filling
         if filling is not None and part.serves:
-            filling.state = HoldingState.COMPLETE
+            filling.state, filling.doubted = HoldingState.COMPLETE, False
             refresh(turn, filling)
         elif filling is not None:
             drop(turn, filling, "a subset is never served")

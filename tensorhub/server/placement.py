@@ -127,7 +127,7 @@ def _is_kept(holding: Holding) -> bool:
 
 def _is_behind(holding: Holding, reader: Reader, filling: Holding) -> bool:
     """Whether it would fit if it only had more, and does not get it from this reader."""
-    if holding.state is not HoldingState.FILLING or holding.watermark > filling.watermark:
+    if holding.state is not HoldingState.FILLING or holding.watermark >= filling.watermark:
         return False
     if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
         return False
@@ -152,7 +152,7 @@ def fits(holding: Holding, reader: Reader) -> bool:
     if filling is not None and holding is filling.upstream and reader.patient:
         return False  # it was asked to leave this one
     partial = holding.state is HoldingState.FILLING
-    if filling is not None and partial and holding.watermark <= filling.watermark:
+    if filling is not None and partial and holding.watermark < filling.watermark:
         return False
     depth = _depth(holding, filling)
     return depth is not None and depth + (0 if filling is None else filling.height) <= DEPTH_MAX
@@ -174,7 +174,7 @@ def _depth(holding: Holding, filling: Holding | None) -> int | None:
 
 
 def shelf_of(holding: Holding) -> int:
-    if holding.member.slow and holding.state is not HoldingState.PUBLISHED:
+    if holding.doubted or (holding.member.slow and holding.state is not HoldingState.PUBLISHED):
         return SLOW
     match holding.state:
         case HoldingState.PUBLISHED:
@@ -191,8 +191,9 @@ def weight(watermark: int, chunks: int) -> int:
 
 
 def weight_of(reader: Holding) -> int:
-    """Its weight at its source; none when it is slow, as it takes too little, or about to leave."""
-    return 0 if reader.asked or reader.member.slow else weight(reader.watermark, reader.slot.content.chunks)
+    """Its weight at its source; none when it is slow, as it takes too little, about to leave, or may be dead."""
+    is_light = reader.asked or reader.member.slow or reader.doubted
+    return 0 if is_light else weight(reader.watermark, reader.slot.content.chunks)
 
 
 def prefixes(location: Location) -> list[Place]:

@@ -11,7 +11,7 @@ from tensorhub.errors import BadRequest, GroupAborted
 from tensorhub.messages import Ok, Progress, Reroute, Serve
 from tensorhub.server import grants, groups, origins, stragglers
 from tensorhub.server.grants import check_opaque
-from tensorhub.server.holdings import advance, detach, drop, is_drained
+from tensorhub.server.holdings import advance, detach, drop, is_drained, raise_to, reweigh
 from tensorhub.server.offers import refresh
 from tensorhub.server.placement import centre_of, has_idle
 from tensorhub.server.publishing import own_holding
@@ -42,6 +42,10 @@ def progress(turn: Turn, request: Progress) -> None:
     source, before = holding.upstream, holding.watermark
     _note_route(holding, request.route)
     advance(turn, holding, request.watermark, request.bytes_done)
+    if holding.doubted:
+        holding.doubted = False
+        reweigh(turn, holding)
+        refresh(turn, holding)
     if source is not None and holding.watermark > before:
         session = source.member.session.id
         turn.deadlines.set(("lease", session), turn.now_ns + turn.settings.lease_ns)
@@ -61,6 +65,9 @@ def reroute(turn: Turn, request: Reroute) -> None:
         turn.reply(grants.granted(filling.slot, source, "the source it was given before"))
         return
     groups.take_over(turn, part)
+    if source is not None:
+        # Whatever it has of it, the source has, and the source's source: those behind a lost one go on from there.
+        raise_to(turn, source, min(request.watermark, filling.slot.content.chunks))
     if source is not None and filling.asked:
         # No fault of the source: it is kept until there is another, lest this reader ends up with none.
         turn.deadlines.cancel(("asked", filling.generation))
@@ -84,6 +91,9 @@ def _left(turn: Turn, part: Part, filling: Holding, generation: Generation) -> N
         detach(turn, filling)
         if not _starves(source):
             _report(turn, source, part.member)
+            source.doubted = source.state is HoldingState.FILLING
+            reweigh(turn, source)
+            refresh(turn, source)
 
 
 def _starves(source: Holding) -> bool:

@@ -204,6 +204,9 @@ class Holding:
     #: Why it was asked to leave its source, which it has not done yet; empty when it was not. Has a deadline until it
     #: answers, and patience from then on.
     asked: str = ""
+    #: A filling that a reader gave up, and that has told nothing since: it may be dead, so it is a last resort, and its
+    #: own source is free for those behind it.
+    doubted: bool = False
     #: How often it was asked; at most MOVES_MAX.
     moves: int = 0
     #: Whom it was filled from, in order; at most ORIGINS_MAX. The last one is `upstream`, while there is one.

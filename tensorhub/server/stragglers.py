@@ -18,13 +18,15 @@ from tensorhub.server.turn import Turn
 
 
 def mind(turn: Turn, filling: Holding, period_ns: int) -> None:
-    """A filling has reported: does it lag, or does one that reads from it?"""
+    """A filling has reported: does it lag?
+
+    Judged by its own report alone, which is newer than its source's: where both have just begun, or begun again, the
+    source's rate is the lower one, and nobody is blamed for having come second.
+    """
     pace.note(filling, turn.now_ns, period_ns)
-    for each in (filling, *filling.readers.values()):
-        reason = "" if each.asked or each.moves >= MOVES_MAX else pace.lag(each, turn.now_ns)
-        if reason and not _many_are_slow(each):
-            _set_aside(turn, each, reason)
-            return  # who reads from whom is about to change: the next report judges anew
+    reason = "" if filling.asked or filling.moves >= MOVES_MAX else pace.lag(filling, turn.now_ns)
+    if reason and not _many_are_slow(filling):
+        _set_aside(turn, filling, reason)
 
 
 def _many_are_slow(filling: Holding) -> bool:

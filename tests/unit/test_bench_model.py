@@ -8,10 +8,12 @@ import pytest
 
 from bench import model
 
-CONSTANTS = model.Constants(chunk_bytes=100, digest_bytes_per_s=10_000.0, depth_max=256, readers_per_source=4)
+CONSTANTS = model.Constants(
+    chunk_bytes=100, packet_bytes=60, digest_bytes_per_s=10_000.0, depth_max=256, readers_per_source=4
+)
 FITTED = model.Fitted(bytes_per_s=1000.0, around_s=0.5, set_up_s=0.02, look_s=0.01)
 SHARD = 10_000
-LAG = 100 / 1000 + 100 / 10_000 + 0.01
+LAG = 160 / 1000 + 100 / 10_000 + 0.01
 
 
 def alone(whole: float, transfer: float, set_up: float = 0.2, look: float = 0.01) -> model.Alone:
@@ -87,3 +89,9 @@ def test_an_error_is_relative_to_what_was_measured() -> None:
     """Too high and too low count alike."""
     assert model.error(1.1, 1.0) == pytest.approx(0.1)
     assert model.error(0.9, 1.0) == pytest.approx(0.1)
+
+
+def test_a_chunk_within_one_packet_crosses_both_halves_of_a_link_in_turn() -> None:
+    """The far half passes on what it has whole: of a small chunk all, of a large one only its first packet."""
+    small = replace(CONSTANTS, packet_bytes=1000)
+    assert model.lag_s(small, FITTED) - model.lag_s(CONSTANTS, FITTED) == pytest.approx(40 / 1000)

@@ -186,9 +186,9 @@ def test_nobody_waits_for_a_subset() -> None:
     assert source_of(reader, reader.replicate()) == "trainer"
 
 
-def test_another_source_must_have_more() -> None:
-    """A reader that lost its source goes on from one that has more than itself; an idle one that will soon have more
-    is waited for, rather than to share another."""
+def test_another_source_has_no_less() -> None:
+    """A reader that lost its source goes on from one that has all that itself has; an idle one that has less is waited
+    for, rather than to share another."""
     cluster, _ = published("trainer")
     readers = [cluster.process(name) for name in ("first", "second", "third")]
     for reader in readers:
@@ -197,10 +197,39 @@ def test_another_source_must_have_more() -> None:
     first, second, third = readers
     first.progress(4)
     second.leave()
-    call = third.reroute(second.generation, watermark=4)
+    call = third.reroute(second.generation, watermark=5)
     assert source_of(third, call) == ""
     first.progress(5)
     assert source_of(third, call) == "first"
+
+
+def test_who_is_behind_a_dead_relay_goes_on_from_that_ones_source_at_once() -> None:
+    """source_killed_midchunk: nobody but its reader knows yet that it is dead; its own source, which it still seems to
+    read from, is free all the same, and has what the reader has, though it has not said so yet."""
+    cluster, _ = published("trainer")
+    readers = [cluster.process(name) for name in ("first", "second", "third")]
+    for reader in readers:
+        reader.replicate()
+        reader.serve()
+    first, second, third = readers
+    first.progress(1)
+    assert source_of(third, third.reroute(second.generation, watermark=4)) == "first"
+    fourth = cluster.process("fourth")
+    assert source_of(fourth, fourth.replicate()) == "third"
+
+
+def test_who_was_given_up_and_lives_counts_again() -> None:
+    """A relay that one reader gave up reports progress: its source is not idle, and late comers go elsewhere."""
+    cluster, _ = published("trainer")
+    first, second, third = (cluster.process(name) for name in ("first", "second", "third"))
+    for reader in (first, second, third):
+        reader.replicate()
+        reader.serve()
+    first.progress(4)
+    assert source_of(third, third.reroute(second.generation, watermark=2)) == "first"
+    assert cluster.machine.state.generations[second.generation].weight == 0
+    second.progress(3)
+    assert cluster.machine.state.generations[second.generation].weight > 0
 
 
 def test_another_source_is_shared_when_patience_ends() -> None:

@@ -253,16 +253,20 @@ def test_the_reason_is_told() -> None:
     flow = chain(a=FAST, x=SLOW, b=FAST)
     watcher = flow.cluster.process("watcher")
     watcher.ask(m.Watch(ACTOR))
-    flow.step(2)
+    flow.step(2, obey=False)
+    flow.obey("x")
+    status = watcher.do(m.Status(ACTOR))
+    assert isinstance(status, m.StatusView)
+    assert any("makes room for those behind it" in row.what for row in status.waiting)
+    flow.reroute("b", flow.cluster.processes["x"].generation)
+    flow.take()
     events = [out.message for out in flow.cluster.log if isinstance(out.message, m.Event)]
     (slow,) = [event for event in events if event.kind == "slow"]
     assert slow.replica == "x"
     assert slow.detail == "slower than its source: 3.3 MB/s to 13.1 MB/s of a#0"
-    (moved,) = [event for event in events if event.kind == "rerouted"]
-    assert "x#0 is slower than its source" in moved.detail
-    status = watcher.do(m.Status(ACTOR))
-    assert isinstance(status, m.StatusView)
-    assert any("makes room for those behind it" in row.what for row in status.waiting)
+    moved = {event.replica: event.detail for event in events if event.kind == "rerouted"}
+    assert "x#0 is slower than its source" in moved["b"]
+    assert "it makes room for those behind it" in moved["x"]
 
 
 # ---------------------------------------------------------------- what happens meanwhile
@@ -331,7 +335,8 @@ def test_the_source_is_unpublished_meanwhile(order: tuple[str, str]) -> None:
 def test_the_group_aborts_meanwhile() -> None:
     """A straggler's group ends while it waits at its old source: that one is drained once the shard has said so."""
     flow = chain(a=FAST, x=SLOW, b=FAST)
-    flow.step(2)
+    flow.step(2, obey=False)
+    flow.obey("x")  # before those behind it have left it: there is nobody yet whom it could follow
     reader = flow.cluster.processes["x"]
     assert flow.stopped
     reader.abort("no space")
