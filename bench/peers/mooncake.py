@@ -6,6 +6,7 @@ the pair sees of the bytes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ INSTALL = "pip install mooncake-transfer-engine-non-cuda; Debian: libibverbs1 li
 SLICE_BYTES = 1 << 20
 HOST = "127.0.0.1"
 FORMS = ("slices", "whole")
+#: Its own limit for one transfer is 30 s, less than sixteen shards take over one link.
+LIMIT_ENV = "MC_TRANSFER_TIMEOUT"
+LIMIT_SECONDS = 120
 #: Reads of each form before one is chosen.
 TRIES = 2
 
@@ -64,6 +68,7 @@ def start(state: State, host: str = HOST) -> None:
     """An engine in this process, reached at `host`; its arrays registered."""
     module = load("mooncake.engine", INSTALL)
     silence()
+    os.environ[LIMIT_ENV] = str(LIMIT_SECONDS)
     engine = state["engine"] = module.TransferEngine()
     check(engine.initialize(host, "P2PHANDSHAKE", "tcp", ""), "initialize")
     for address, nbytes in places(state):

@@ -22,7 +22,7 @@ from tensorhub.client.runtime import Runtime, close_at_exit
 from tensorhub.client.session import Session
 from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable
 from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
-from tensorhub.pipeline.follow import STALL_S
+from tensorhub.pipeline.source import STALL_S
 from tensorhub.transport.route import advertised_host
 from tensorhub.types import (
     DEFAULT_BUFFERS,

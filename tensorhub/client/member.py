@@ -52,7 +52,7 @@ from tensorhub.messages import (
     Unpublish,
     Unpublished,
 )
-from tensorhub.pipeline.follow import STALL_S
+from tensorhub.pipeline.source import STALL_S
 from tensorhub.ports import Engine, Offload
 from tensorhub.types import (
     UNVERIFIED,

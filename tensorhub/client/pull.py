@@ -39,8 +39,9 @@ from tensorhub.errors import (
 from tensorhub.messages import Granted, Held, Notice, Progress, Serve, SourceLost, TransactionAborted
 from tensorhub.pipeline.counter import Counter
 from tensorhub.pipeline.digest import root_digest
-from tensorhub.pipeline.follow import BEAT_S, Blame, Filling, Source, fetch, fetch_map
+from tensorhub.pipeline.follow import BEAT_S, Filling
 from tensorhub.pipeline.manifest import Manifest
+from tensorhub.pipeline.source import Blame, Source, fetch, fetch_map
 from tensorhub.types import UNVERIFIED, Generation, Selector, Version
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
     from tensorhub.client.slot import Slot
 
 #: How often the server hears of a running filling: enough for a live picture, nothing beside one heartbeat.
-PROGRESS_S = 0.2
-#: And first of a source: rates are measured from there on.
-FIRST_PROGRESS_S = 0.05
+PROGRESS_S = 0.5
+#: And at first of a source: rates are measured from the first one on, and a slow host is to be found soon.
+FIRST_PROGRESS_S = (0.05, 0.2, 0.2, 0.2)
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
 #: timeout. Two timeouts at one instant would end as the outer one.
 OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
@@ -295,19 +296,20 @@ class Pull:
         if self._sources.route != self._told:
             await self._post_progress(filling)
         reading = asyncio.ensure_future(_read(source, filling))
-        period_s = FIRST_PROGRESS_S
+        periods_s = iter(FIRST_PROGRESS_S)
         try:
             while not reading.done():
                 notice = asyncio.ensure_future(notices.get())
                 try:
-                    await asyncio.wait([reading, notice], timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        [reading, notice], timeout=next(periods_s, PROGRESS_S), return_when=asyncio.FIRST_COMPLETED
+                    )
                     if notice.done():
                         self._obey(notice.result(), source, filling)
                 finally:
                     notice.cancel()
                 if not reading.done():
                     await self._post_progress(filling)
-                period_s = PROGRESS_S
             await reading
         finally:
             reading.cancel()

@@ -16,7 +16,7 @@ from tensorhub.client.results import SourceUse
 from tensorhub.errors import Broken, EngineUnavailable, TensorHubError, VersionUnavailable
 from tensorhub.messages import Granted, Reroute
 from tensorhub.pipeline.exposure import Exposure
-from tensorhub.pipeline.follow import Blame, Source
+from tensorhub.pipeline.source import Blame, Source
 from tensorhub.transport.router import Choice, choose
 from tensorhub.types import Generation
 

@@ -14,23 +14,21 @@ issued after it: a generation that ended in between means that bytes may be torn
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from tensorhub.errors import Broken, EngineUnavailable, SourceFailed, SourceSilent
 from tensorhub.pipeline.counter import Counter, Span
 from tensorhub.pipeline.course import LANDED_BYTES, lay
-from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Exposure, Header
+from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES, Header
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
 from tensorhub.pipeline.plan import Plan
-from tensorhub.ports import U64, Chunks, Course, Engine, Follower, Ranges
-from tensorhub.types import Digest, Generation, SessionId
+from tensorhub.pipeline.source import STALL_S, Blame, Source, fetch
+from tensorhub.ports import U64, Chunks, Course, Follower, Ranges
 
 #: Bytes of one batch, at most: handing one to an engine costs a fraction of a millisecond of Python, and a batch must
 #: be long beside it, or the copying threads wait. The first is one chunk: the link may be slow.
@@ -50,9 +48,6 @@ POLL_BUSY_S = 0.001
 #: take a tenth of a second or more; torn for longer, it is that of a broken or lying source.
 TORN_HEADERS_MAX = 100
 TORN_PAUSE_S = 0.001
-#: No rise of the source's watermark and no byte landed for this long, or a single read that takes longer: the source
-#: counts as stalled. The first read is of one chunk, at most 8 MiB: below 1 MB/s nobody should read from a source.
-STALL_S = 10.0
 #: A source that lives and has nothing new waits for its own source: whoever reads from *that* one finds out after
 #: `STALL_S`. All behind wait so many times as long, or the healthy would be reported all along a chain.
 STARVED_STALLS_MAX = 3
@@ -63,34 +58,6 @@ LAST_LOOK_S = 1.0
 BEAT_S = 0.1
 #: Between two looks at what an engine that follows by itself has done: how late a reader that must stop does so.
 SAMPLE_S = 0.2
-#: A manifest of a million tensors takes about 60 MB; larger ones are a mistake or an attack.
-METADATA_BYTES_MAX = 512 << 20
-
-
-class Blame(enum.Enum):
-    """Whose failure a failed source is: what to try next depends on it."""
-
-    #: A read failed, or brought wrong bytes: another engine may do better with the same source.
-    ENGINE = "engine"
-    #: The source says itself that it is not what was granted: no engine can help.
-    SOURCE = "source"
-    #: Nothing happened for too long: asking the same source again would cost as much again.
-    SILENCE = "silence"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A granted source: who, over which engine, and what the grant says that its progress block must show."""
-
-    name: str
-    engine: Engine
-    peer: bytes
-    exposure: Exposure
-    incarnation: SessionId
-    generation: Generation
-    manifest: Digest
-    #: False when it may not show this generation yet: it was granted a source of its own a moment ago.
-    begun: bool = True
 
 
 @dataclass(slots=True)
@@ -131,8 +98,9 @@ class Filling:
     #: Bytes per second of the last batches, for the size of the next.
     _rate: float = 0.0
     _batch_s: float = BATCH_SECONDS_BEHIND
-    #: What an engine follows now.
+    #: What an engine follows now, and what its source showed when it was last looked at.
     _course: Course | None = None
+    _shown: Header | None = None
 
     async def read_from(self, source: Source, source_map: MemoryMap) -> None:
         """Fill what is missing from `source`. Raises `SourceFailed`; the counter keeps what was verified."""
@@ -176,7 +144,7 @@ class Filling:
         while not self.counter.is_complete:
             self.fence()
             # Before the first byte: a source that is not what was granted, or has no digests, is said so by name.
-            shown, before = await self._header(source), self.counter.bytes_done
+            self._shown, before = await self._header(source), self.counter.bytes_done
             course = lay(
                 self._plan(source_map),
                 source.exposure.block,
@@ -189,7 +157,7 @@ class Filling:
                 await self._run_course(source, engine, course)
             except SourceSilent as silence:
                 stalls = 1 if self.counter.bytes_done > before else stalls + 1
-                await self._check_starved(source, shown, stalls, silence)
+                await self._check_starved(source, stalls, silence)
             except SourceFailed as failure:
                 await self._explain(source)
                 raise SourceFailed(f"{source.name}: {failure.message}", failure.where) from failure
@@ -201,12 +169,19 @@ class Filling:
 
     async def _run_course(self, source: Source, engine: Follower, course: Course) -> None:
         """Let the engine follow, and count what it has done, also when it fails or is to stop."""
+        time = asyncio.get_running_loop().time
         following, self._course = asyncio.ensure_future(engine.follow(source.peer, course, self.stall_s)), course
+        landed, moved = 0, time()
         try:
             while not following.done():
-                await asyncio.wait([following], timeout=self.sample_s)
+                await asyncio.wait([following], timeout=min(self.sample_s, self.stall_s / 4))
                 self._count(course)
                 self.fence()
+                if int(course.told[LANDED_BYTES]) != landed:
+                    landed, moved = int(course.told[LANDED_BYTES]), time()
+                elif time() - moved >= self.stall_s / 2 and not following.done():
+                    moved = time() + self.stall_s  # once is enough
+                    await self._look_again(source)
             following.result()
         finally:
             following.cancel()
@@ -220,6 +195,12 @@ class Filling:
                 digests = DIGEST_BYTES * int(course.done.sum()) if course.is_verified else 0
                 self.bytes_read += int(course.told[LANDED_BYTES]) - digests
 
+    async def _look_again(self, source: Source) -> None:
+        """In the middle of a silence: what the source shows at its end is compared with this."""
+        with suppress(SourceFailed, EngineUnavailable):
+            self._shown = await self._header(source, min(self.stall_s / 4, LAST_LOOK_S))
+        self.blame = Blame.ENGINE  # the end of the silence decides whose fault it was
+
     def _count(self, course: Course) -> None:
         watermark = self.counter.narrow(course.numbers[course.done == 0])
         if course.own_block:
@@ -227,12 +208,15 @@ class Filling:
         else:
             self.raise_to(watermark)
 
-    async def _check_starved(self, source: Source, shown: Header, stalls: int, silence: SourceSilent) -> None:
+    async def _check_starved(self, source: Source, stalls: int, silence: SourceSilent) -> None:
         """Return if the source itself waits for more, lives, and may go on doing so; else raise.
 
-        What counts is what it showed when it was asked. More may have come to it a moment ago: all along a chain the
-        stalls end together, when the first of it has found another source.
+        What counts is what it showed in the middle of the silence. More may have come to it a moment ago: all along a
+        chain the stalls end together, when the first of it has found another source.
         """
+        shown = self._shown
+        if shown is None:
+            raise Broken("a course began without a look at its source")
         began = asyncio.get_running_loop().time()
         try:
             now = await self._header(source, min(self.stall_s / 4, LAST_LOOK_S))
@@ -409,29 +393,6 @@ class Filling:
 
     def _target(self) -> int:
         return int(max(self.batch_bytes_min, min(BATCH_BYTES_MAX, max(self._rate * self._batch_s, 1))))
-
-
-async def fetch(engine: Engine, peer: bytes, address: int, nbytes: int, timeout_s: float = STALL_S) -> bytes:
-    """A small one-sided read into fresh memory: zeros, so that what did not land is not taken for an old answer."""
-    if not 0 < nbytes <= METADATA_BYTES_MAX:
-        raise SourceFailed(f"a source offers metadata of {nbytes} bytes; the limit is {METADATA_BYTES_MAX}")
-    target = np.zeros(nbytes, dtype=np.uint8)
-    await engine.read(peer, _one(address, target.ctypes.data, nbytes), timeout_s)
-    return target.tobytes()
-
-
-async def fetch_map(
-    engine: Engine, peer: bytes, exposure: Exposure, stream_bytes: int, timeout_s: float = STALL_S
-) -> MemoryMap:
-    """The source's memory map, checked against the exposure and against the stream it must tile."""
-    encoded = await fetch(engine, peer, exposure.map, exposure.map_bytes, timeout_s)
-    if xxhash.xxh3_64_intdigest(encoded) != exposure.map_check:
-        raise SourceFailed("the source's memory map does not match its checksum: it changed, or was read torn")
-    return MemoryMap.decode(encoded, stream_bytes)
-
-
-def _one(remote: int, local: int, nbytes: int) -> Ranges:
-    return Ranges(*(np.array([value], dtype=np.uint64) for value in (remote, local, nbytes)))
 
 
 def _with_digests(batch: Ranges, source: Source, digests: U64, first: int, stop: int) -> Ranges:

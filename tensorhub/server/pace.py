@@ -11,6 +11,7 @@ from collections import deque
 
 from tensorhub.server.settings import (
     FAR_SLOWER,
+    FRESH_NS,
     LEAD_CHUNKS,
     LEAD_NS,
     PACE_WINDOW_NS,
@@ -85,8 +86,8 @@ def _is_far_below_others(filling: Holding, rate: int) -> bool:
 
 
 def _is_fresh(pace: Pace, now_ns: int) -> bool:
-    """Whether it has been measured, and lately: two windows and some delay."""
-    return pace.measured_ns > 0 and now_ns - pace.measured_ns <= 2 * PACE_WINDOW_NS + LEAD_NS
+    """Whether it has been measured, and lately."""
+    return pace.measured_ns > 0 and now_ns - pace.measured_ns <= FRESH_NS
 
 
 def _lead(filling: Holding, rate: int) -> int:

@@ -23,8 +23,10 @@ SLOWER = 2
 FAR_SLOWER = 3
 #: One in so many fillings of a shard, at most, counts as slow: when more lag, they lack what they share.
 SLOW_SHARE = 8
-#: A rate is measured over at least this long: one report of a reader, which come every 0.2 s.
+#: A rate is measured over at least this long: one report, of those that readers make every 0.2 s at first.
 PACE_WINDOW_NS = 3 * SECOND_NS // 20
+#: And counts for so long: two of the later reports, every 0.5 s, with some delay.
+FRESH_NS = 6 * SECOND_NS // 5
 #: What a source must be ahead of a straggler: this long at its rate, and so many chunks; less may be under way.
 LEAD_NS = SECOND_NS // 5
 LEAD_CHUNKS = 4

@@ -11,9 +11,9 @@ import xxhash
 
 from tensorhub.errors import SourceFailed
 from tensorhub.pipeline.exposure import HEADER_BYTES, Exposure, Header, block_bytes
-from tensorhub.pipeline.follow import Source
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
+from tensorhub.pipeline.source import Source
 from tensorhub.ports import Engine
 from tensorhub.types import Generation, SessionId
 from tests.conformance.peer import pattern

@@ -16,7 +16,7 @@ from typing import Any
 
 from tensorhub.errors import TensorHubError
 from tensorhub.messages import Beat, Hello, Notice, Ok, Progress, Reply, Request
-from tensorhub.pipeline.follow import STALL_S
+from tensorhub.pipeline.source import STALL_S
 from tensorhub.server.host import Host
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import SECOND_NS, Settings

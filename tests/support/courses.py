@@ -19,9 +19,10 @@ import xxhash
 from tensorhub import native
 from tensorhub.pipeline.counter import Counter
 from tensorhub.pipeline.exposure import HEADER_BYTES, Exposure, Header, block_bytes
-from tensorhub.pipeline.follow import Filling, Source
+from tensorhub.pipeline.follow import Filling
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
+from tensorhub.pipeline.source import Source
 from tensorhub.ports import Course, Engine, Follower, Ranges
 from tensorhub.types import NO_GENERATION, Digest, Generation, SessionId
 from tests.conformance.peer import pattern

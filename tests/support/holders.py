@@ -18,8 +18,9 @@ from tensorhub.native import digest_runs
 from tensorhub.pipeline.counter import Counter
 from tensorhub.pipeline.digest import root_digest
 from tensorhub.pipeline.exposure import Exposure
-from tensorhub.pipeline.follow import Filling, Source, fetch_map
+from tensorhub.pipeline.follow import Filling
 from tensorhub.pipeline.manifest import Manifest
+from tensorhub.pipeline.source import Source, fetch_map
 from tensorhub.ports import U64, Engine
 from tensorhub.types import ID_BYTES, Digest, Generation, SessionId
 

@@ -14,7 +14,8 @@ import pytest
 
 from tensorhub import native
 from tensorhub.errors import LeaseLost, SourceFailed, SourceSilent
-from tensorhub.pipeline.follow import STARVED_STALLS_MAX, Blame
+from tensorhub.pipeline.follow import STARVED_STALLS_MAX
+from tensorhub.pipeline.source import Blame
 from tensorhub.ports import Course, Ranges
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.types import Generation, SessionId
@@ -60,8 +61,9 @@ async def silent(_: Course) -> None:
 
 async def waiting(shard: Shard) -> None:
     """The same, from a source that lives."""
+    await asyncio.sleep(STALL_S * 3 / 4)
     shard.beat()
-    await asyncio.sleep(STALL_S)
+    await asyncio.sleep(STALL_S / 4)
     raise SourceSilent("nothing came")
 
 
