@@ -172,6 +172,12 @@ FOLLOWERS = {
     "tcp here": FollowerCase(lambda: TcpEngine(LOOPBACK), lambda: SourceHere(TcpEngine(LOOPBACK))),
     "tcp": FollowerCase(lambda: TcpEngine(LOOPBACK), lambda: SourceProcess("tcp")),
 }
+#: Those with a source process of its own take longer.
+FOLLOWER_PARAMS = [
+    "local here",
+    "tcp here",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp")),
+]
 
 
 def usable(name: str) -> str:

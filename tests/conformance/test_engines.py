@@ -35,20 +35,6 @@ def case(request) -> Case:
 
 
 @pytest.fixture
-def source(case):
-    opened = case.open_source()
-    yield opened
-    opened.end()
-
-
-@pytest.fixture
-def engine(case):
-    opened = case.open_engine()
-    yield opened
-    asyncio.run(opened.close())
-
-
-@pytest.fixture
 def memory():
     mapped = Memory()
     yield mapped

@@ -10,31 +10,15 @@ import pytest
 
 from tensorhub.errors import SourceFailed
 from tensorhub.ports import Course
-from tests.conformance.sources import FOLLOWERS, FollowerCase
+from tests.conformance.sources import FOLLOWER_PARAMS, FOLLOWERS, FollowerCase
 from tests.support.courses import PATIENCE_S, Place, Shard, course, follow, until
 
 MIB = 1 << 20
 
 
-@pytest.fixture(
-    params=["local here", "tcp here", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp"))]
-)
+@pytest.fixture(params=FOLLOWER_PARAMS)
 def case(request) -> FollowerCase:
     return FOLLOWERS[request.param]
-
-
-@pytest.fixture
-def source(case):
-    opened = case.open_source()
-    yield opened
-    opened.end()
-
-
-@pytest.fixture
-def engine(case):
-    opened = case.open_engine()
-    yield opened
-    asyncio.run(opened.close())
 
 
 def check_complete(shard: Shard, place: Place, one: Course) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tensorhub.errors import Closed, SourceFailed, SourceSilent
 from tensorhub.ports import Engine
 from tensorhub.types import Generation
-from tests.conformance.sources import FOLLOWERS, FollowerCase, SourceHere, SourceProcess
+from tests.conformance.sources import FOLLOWER_PARAMS, FOLLOWERS, FollowerCase, SourceHere, SourceProcess
 from tests.support.courses import Place, Shard, course, follow, until
 
 #: Of a source that is to be found silent.
@@ -24,25 +24,9 @@ SIZES = [3000] * 10
 LARGE = [128 << 10] * 80
 
 
-@pytest.fixture(
-    params=["local here", "tcp here", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "tcp"))]
-)
+@pytest.fixture(params=FOLLOWER_PARAMS)
 def case(request) -> FollowerCase:
     return FOLLOWERS[request.param]
-
-
-@pytest.fixture
-def source(case):
-    opened = case.open_source()
-    yield opened
-    opened.end()
-
-
-@pytest.fixture
-def engine(case):
-    opened = case.open_engine()
-    yield opened
-    asyncio.run(opened.close())
 
 
 async def check_nothing_lands(engine: Engine, source: SourceHere | SourceProcess, shard: Shard, place: Place) -> None:

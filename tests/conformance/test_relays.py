@@ -33,20 +33,6 @@ def case(request) -> Case:
     return CASES[usable(request.param)]
 
 
-@pytest.fixture
-def source(case):
-    opened = case.open_source()
-    yield opened
-    opened.end()
-
-
-@pytest.fixture
-def engine(case):
-    opened = case.open_engine()
-    yield opened
-    asyncio.run(opened.close())
-
-
 class Relay:
     """A shard in the memory of another process, with progress block and map as a relay shows them."""
 
