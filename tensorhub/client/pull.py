@@ -269,23 +269,24 @@ class Pull:
 
     async def _fill(self, source: Source, filling: Filling) -> None:
         """Read from one source after another until the filling is complete."""
+        opened: Source | None = source
         while True:
             before = filling.counter.bytes_done
             try:
+                if opened is None:  # one that we have failed with before may be granted again
+                    opened = self._sources.open(self._granted)
                 with self._reading():
-                    return await self._read_from(source, filling)
+                    return await self._read_from(opened, filling)
             except (SourceFailed, EngineUnavailable) as failure:
-                if self._grant is None:
-                    raise Broken("a source was read without a grant") from failure
                 counter = filling.counter
                 with _beating(filling):
                     self._grant = await self._sources.next(
-                        self._grant, failure, counter.watermark, counter.bytes_done, filling.blame
+                        self._granted, failure, counter.watermark, counter.bytes_done, filling.blame
                     )
                 self._slot.upstream = self._grant.source.generation
             finally:
                 self._sources.count(filling.counter.bytes_done - before)
-            source = self._sources.open(self._grant)
+            opened = None
 
     async def _read_from(self, source: Source, filling: Filling) -> None:
         """Follow one source, telling the server how far we are, until it is read, lost, or the group is aborted."""
@@ -367,6 +368,12 @@ class Pull:
             # Granted, so our old reference was withdrawn, but not a byte was written: still held, not served.
             self._slot.hidden = True
         await self._transaction.abort(failure)
+
+    @property
+    def _granted(self) -> Granted:
+        if self._grant is None:
+            raise Broken("a source was read without a grant")
+        return self._grant
 
     @property
     def _bytes_done(self) -> int:

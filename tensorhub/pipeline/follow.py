@@ -56,6 +56,8 @@ STARVED_STALLS_MAX = 3
 LAST_LOOK_S = 1.0
 #: A reader that waits shows so often that it lives. Equals BEAT_NS in native/batch.h.
 BEAT_S = 0.1
+#: What shows no beat for so long stands still: some beats may come late where processors are short.
+SIGN_S = 5 * BEAT_S
 #: Between two looks at what an engine that follows by itself has done: how late a reader that must stop does so.
 SAMPLE_S = 0.2
 
@@ -219,7 +221,7 @@ class Filling:
             raise Broken("a course began without a look at its source")
         began = asyncio.get_running_loop().time()
         try:
-            now = await self._header(source, min(self.stall_s / 4, LAST_LOOK_S))
+            now = await self._sign(source, shown)
         except SourceFailed as failure:
             if self.blame is not Blame.SOURCE:
                 self.blame = Blame.SILENCE
@@ -232,6 +234,17 @@ class Filling:
             raise SourceFailed(
                 f"{source.name} made no progress for {stalls * self.stall_s:g} s at chunk {self.counter.watermark}"
             ) from silence
+
+    async def _sign(self, source: Source, shown: Header) -> Header:
+        """What the source shows now; after a silence too short for some beats, one that is still has some time more."""
+        time = asyncio.get_running_loop().time
+        until = time() + SIGN_S - self.stall_s / 2
+        while True:
+            now = await self._header(source, min(self.stall_s / 4, LAST_LOOK_S))
+            if (now.beats, now.watermark) != (shown.beats, shown.watermark) or time() >= until:
+                return now
+            self.beat()
+            await asyncio.sleep(BEAT_S)
 
     async def _explain(self, source: Source) -> None:
         """After a failure of the engine: raise what the source itself says against it, if anything."""

@@ -82,14 +82,18 @@ def reroute(turn: Turn, request: Reroute) -> None:
 
 
 def _left(turn: Turn, part: Part, filling: Holding, generation: Generation) -> None:
-    """The reader gave its source up. One that starves itself is not to blame: its own reader will tell of the cause."""
+    """The reader gave its source up. One that starves itself is not to blame, the first time: its own reader will tell
+    of the cause. It may be dead as well, so it is not given again and again."""
     source = turn.state.generations.get(generation)
-    if source is not None and not _starves(source):
+    is_excused = source is not None and _starves(source) and generation not in part.excused
+    if is_excused:
+        part.excused.add(generation)
+    elif source is not None:
         part.suspects[generation] = None
     if filling.upstream is not None:
         source = filling.upstream
         detach(turn, filling)
-        if not _starves(source):
+        if not is_excused:
             _report(turn, source, part.member)
             source.doubted = source.state is HoldingState.FILLING
             reweigh(turn, source)

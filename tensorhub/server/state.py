@@ -348,6 +348,8 @@ class Part:
     filling: Holding | None = None
     #: Sources that failed this reader, by generation.
     suspects: dict[Generation, None] = field(default_factory=dict)
+    #: Sources that it has left once without blame, as they had nothing to serve: the next time they are suspect too.
+    excused: set[Generation] = field(default_factory=set)
     #: Why it waits for a source: for people.
     lack: str = ""
     #: The line of its slot that it waits in, or None.

@@ -130,3 +130,30 @@ def test_a_relay_whose_memory_changed_is_left(hub: Opener, server: str, model: s
             assert outcome == "right"
             assert sources[-1] != "r1"
             assert name != "r2" or sources[0] == "r1"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_relays_of_a_chain_are_lost_one_after_the_other(
+    hub: Opener, server: str, model: str, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """source_killed_midchunk: r1 dies, then r2, which has just gone on from another source and got nothing new from
+    it yet. r3 may be sent to r2 once more; it ends with the right bytes from another."""
+    monkeypatch.setenv("TENSORHUB_STALL_S", str(STALL_S))
+    with relays(server, model, engine) as chain:
+        half = HalfDigested(monkeypatch)
+        try:
+            trainer = hub("trainer", weights(1, rows=ROWS), engine=engine)
+            trainer.publish(version=1)
+            for name, source in zip(CHAIN, ("trainer", *CHAIN), strict=False):
+                chain[name].tell("replicate")
+                until(trainer, name, lambda row, source=source: row.upstream == f"{source}#0" and row.watermark > 0)
+            chain["r1"].kill()
+            until(trainer, "r2", lambda row: row.upstream == "trainer#0")
+            chain["r2"].kill()
+            until(trainer, "r3", lambda row: row.upstream == "trainer#0")
+        finally:
+            half.release()
+        outcome, sources = chain["r3"].hear()
+        assert outcome == "right"
+        assert sources[0] == "r2"
+        assert sources[-1] == "trainer"

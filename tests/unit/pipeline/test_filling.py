@@ -14,7 +14,7 @@ import pytest
 
 from tensorhub import native
 from tensorhub.errors import LeaseLost, SourceFailed, SourceSilent
-from tensorhub.pipeline.follow import STARVED_STALLS_MAX
+from tensorhub.pipeline.follow import SIGN_S, STARVED_STALLS_MAX
 from tensorhub.pipeline.source import Blame
 from tensorhub.ports import Course, Ranges
 from tensorhub.transport.memory import MemoryEngine
@@ -24,6 +24,7 @@ from tests.support.courses import Place, Shard, Vessel, plain
 from tests.support.virtual_time import run_virtual
 
 STALL_S = 10.0
+SHORT_S = 0.2
 MANIFEST, SIZES = plain(10 * (64 << 10) - 5)
 WHOLE = len(SIZES)
 
@@ -36,9 +37,10 @@ class Scripted(MemoryEngine):
         self.acts = list(acts)
         self.peer = b""
         self.begun_s: list[float] = []
+        self.stall_s = STALL_S
 
     async def follow(self, peer: bytes, course: Course, stall_s: float) -> None:
-        assert stall_s == STALL_S
+        assert stall_s == self.stall_s
         self.peer = peer
         self.begun_s.append(asyncio.get_running_loop().time())
         await self.acts.pop(0)(course)
@@ -201,6 +203,29 @@ def test_a_source_that_stands_still_is_not_kept(shard, vessel):
 
     engine.acts[0] = stop
     assert blame(vessel, shard, engine, "no progress for 10 s at chunk 2") is Blame.SILENCE
+
+
+def test_a_late_beat_is_waited_for_where_silences_are_short(shard):
+    """A source that lives may lose its processor for a few beats: `stall_s` may be shorter than that. Meanwhile we show
+    that we live ourselves."""
+    beats: list[float] = []
+    vessel, engine = Vessel(MANIFEST, Place(SIZES), stall_s=SHORT_S), Scripted()
+    vessel.filling.beat = lambda: beats.append(asyncio.get_running_loop().time())
+    engine.stall_s = SHORT_S
+
+    async def late(_: Course) -> None:
+        asyncio.get_running_loop().call_later(SHORT_S + SIGN_S / 2, shard.beat)
+        await asyncio.sleep(SHORT_S)
+        raise SourceSilent("nothing came")
+
+    async def rest(course: Course) -> None:
+        shard.reveal(WHOLE)
+        await engine.bring(course, WHOLE)
+
+    engine.acts += [late, rest]
+    run_virtual(vessel.fill(shard, engine))
+    check_filled(vessel, shard)
+    assert beats
 
 
 def test_each_chunk_gives_a_starving_source_its_time_anew(shard, vessel):

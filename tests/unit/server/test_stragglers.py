@@ -369,6 +369,23 @@ def test_a_starving_source_is_not_blamed() -> None:
     assert [bool(flow.holding(name).reports) for name in ("a", "b", "c")] == [True, False, False]
 
 
+def test_a_dead_source_that_starved_is_not_given_again_and_again() -> None:
+    """source_killed: "a" and "b" die together, "b" having told of "a". "c" may be sent to "b" once more, as it starved,
+    and is then sent elsewhere."""
+    flow = chain(a=FAST, b=FAST, c=FAST)
+    flow.step(2)
+    processes = flow.cluster.processes
+    processes["b"].reroute(processes["a"].generation, flow.marks["b"])
+    lost = processes["b"].generation
+    for _ in range(2):
+        call = processes["c"].reroute(lost, flow.marks["c"])
+        flow.cluster.wait(DEFAULTS.patience_ns / SECOND_NS)
+        granted = processes["c"].answer(call)
+    assert isinstance(granted, m.Granted)
+    assert granted.source.generation != lost
+    assert flow.holding("b").reports
+
+
 # ---------------------------------------------------------------- any history
 
 
