@@ -77,7 +77,7 @@ def test_a_reader_alone_tells_what_a_hop_costs() -> None:
     """Set-up is planning and registering, as the phases of N = 1 have them; nothing else is taken from N > 1."""
     predicted = fanout.predictions(rounds([2.1]), [1, 2])
     rate = fanout.SHARD_BYTES / 2.0
-    lag = CHUNK / rate + CHUNK / fanout.DIGEST_BYTES_PER_S + 0.001
+    lag = (CHUNK + fanout.PACKET_BYTES) / rate + CHUNK / fanout.DIGEST_BYTES_PER_S + 0.001
     assert predicted[2] - predicted[1] == pytest.approx(max(0.005, lag))
 
 
