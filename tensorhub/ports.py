@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 #: Memory that any engine reads.
 HOST_ONLY = frozenset({"host"})
+#: See `Course.told`.
+TOLD_WORDS = 3
 U64 = NDArray[np.uint64]
 
 

@@ -5,7 +5,7 @@ they load the library at first use, so that importing TensorHub never fails for 
 """
 
 from tensorhub.native.beat import Beat
-from tensorhub.native.follow import TOLD_WORDS, Follow
+from tensorhub.native.follow import Follow
 from tensorhub.native.memory import (
     PROGRESS_WORDS,
     copy,
@@ -55,5 +55,4 @@ __all__ = [
     "Status",
     "Beat",
     "Follow",
-    "TOLD_WORDS",
 ]

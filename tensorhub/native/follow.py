@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import BadRequest
 from tensorhub.native.binding import address_of
 from tensorhub.native.memory import writable
+from tensorhub.ports import TOLD_WORDS
 
 U64 = NDArray[np.uint64]
 
@@ -21,8 +22,6 @@ GENERATION_BYTES = 16
 #: Equals BLOCK_WORD_BYTES in block.h.
 BLOCK_WORD_BYTES = 8
 DIGEST_BYTES = 8
-#: Chunks of the verified prefix, bytes verified, bytes landed with the digests among them.
-TOLD_WORDS = 3
 
 
 class _Follow(ctypes.Structure):
@@ -51,6 +50,7 @@ class Follow:
 
     numbers: U64
     done: NDArray[np.uint8]
+    #: As `ports.Course.told`.
     told: U64
     whole: int
     #: Addresses of the headers of two progress blocks: the source's, and our own or 0.

@@ -9,11 +9,10 @@ import numpy as np
 
 from tensorhub.pipeline.exposure import DIGEST_BYTES, HEADER_BYTES
 from tensorhub.pipeline.plan import Plan
-from tensorhub.ports import U64, Course, Ranges
+from tensorhub.ports import TOLD_WORDS, U64, Course, Ranges
 from tensorhub.types import Generation
 
-#: See `Course.told`.
-TOLD_WORDS = 3
+#: The word of `Course.told` that counts what landed.
 LANDED_BYTES = 2
 
 

@@ -87,6 +87,14 @@ def until(observer: Hub, replica: str, seen: Callable[[HoldingView], bool]) -> N
     raise AssertionError(f"{replica} never came to that: {observer.status().holdings}")
 
 
+def begin(trainer: Hub, chain: dict[str, Child]) -> None:
+    """Publish, and let each of the chain read from the one before it, until all have a part."""
+    trainer.publish(version=1)
+    for name, source in zip(CHAIN, ("trainer", *CHAIN), strict=False):
+        chain[name].tell("replicate")
+        until(trainer, name, lambda row, source=source: row.upstream == f"{source}#0" and row.watermark > 0)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_the_first_relay_of_a_chain_is_lost(
@@ -99,10 +107,7 @@ def test_the_first_relay_of_a_chain_is_lost(
         half = HalfDigested(monkeypatch)
         try:
             trainer = hub("trainer", weights(1, rows=ROWS), engine=engine)
-            trainer.publish(version=1)
-            for name, source in zip(CHAIN, ("trainer", *CHAIN), strict=False):
-                chain[name].tell("replicate")
-                until(trainer, name, lambda row, source=source: row.upstream == f"{source}#0" and row.watermark > 0)
+            begin(trainer, chain)
             chain["r1"].signal(number)
         finally:
             half.release()
@@ -143,10 +148,7 @@ def test_two_relays_of_a_chain_are_lost_one_after_the_other(
         half = HalfDigested(monkeypatch)
         try:
             trainer = hub("trainer", weights(1, rows=ROWS), engine=engine)
-            trainer.publish(version=1)
-            for name, source in zip(CHAIN, ("trainer", *CHAIN), strict=False):
-                chain[name].tell("replicate")
-                until(trainer, name, lambda row, source=source: row.upstream == f"{source}#0" and row.watermark > 0)
+            begin(trainer, chain)
             chain["r1"].kill()
             until(trainer, "r2", lambda row: row.upstream == "trainer#0")
             chain["r2"].kill()

@@ -10,6 +10,7 @@ import pytest
 
 from tensorhub import native
 from tensorhub.errors import BadRequest
+from tensorhub.ports import TOLD_WORDS
 
 
 def u64(*values: int) -> np.ndarray:
@@ -21,7 +22,7 @@ NBYTES, FIRSTS = u64(8, 3, 4, 8, 5, 6), u64(0, 3, 6)
 
 
 def good() -> native.Follow:
-    told = np.zeros(native.TOLD_WORDS, dtype=np.uint64)
+    told = np.zeros(TOLD_WORDS, dtype=np.uint64)
     return native.Follow(u64(4, 9), np.zeros(2, dtype=np.uint8), told, 10, 4096, 8192, bytes(16), 1, True)
 
 
