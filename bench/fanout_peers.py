@@ -24,8 +24,6 @@ from bench.remote import SETTLE_SECONDS, Remote, State
 ARRAYS = 10
 #: verl moves buckets of 2 GiB; of a model of 48 GB that is this many.
 BUCKETS = 24
-#: Mooncake gives up after half a minute, where one link is shared by 16 readers of two seconds each.
-MOONCAKE_ENVIRONMENT = {"MC_TRANSFER_TIMEOUT": "110"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def shard_chain(cluster: Cluster, root: str, readers: Sequence[str]) -> float:
 
 def mooncake_reads(cluster: Cluster, sources: Sequence[str], readers: Sequence[str]) -> float:
     """Every reader reads everything from one of the sources, evenly shared; nobody relays."""
-    with cluster.team([*sources, *readers], MOONCAKE_ENVIRONMENT) as team:
+    with cluster.team([*sources, *readers]) as team:
         _fill(team, sources, readers)
         served = {name: team[name].call(mooncake.serve, cluster.numbers(name).ipv4) for name in sources}
         for at, name in enumerate(readers):
@@ -78,7 +76,7 @@ def mooncake_reads(cluster: Cluster, sources: Sequence[str], readers: Sequence[s
         _change(team, sources)
         began = time.monotonic()
         for name in readers:
-            team[name].start(mooncake.read, "slices")
+            team[name].start(mooncake.read_in_turn, "whole")
         for name in readers:
             team[name].result()
         seconds = time.monotonic() - began
