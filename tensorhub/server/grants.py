@@ -88,11 +88,15 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
     part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
     keeps_source = part.filling is not None and part.filling.upstream is not None
     is_early = turn.state.grace is Grace.OPEN  # who else has it may be still on the way
-    if slot is None or not (keeps_source or is_early or may_appear(slot, part)):
-        leave_queue(turn, part)
-        return _lost(part)
-    _queue(turn, part, slot)
-    return None
+    if slot is not None and (keeps_source or is_early or may_appear(slot, part)):
+        _queue(turn, part, slot)
+        return None
+    if slot is None and is_early and part.transaction.record is not None:
+        part.lack = "nobody who holds this shard has come back yet"
+        part.transaction.record.unplaced[part.member.seat] = part
+        return None
+    leave_queue(turn, part)
+    return _lost(part)
 
 
 def _queue(turn: Turn, part: Part, slot: Slot) -> None:
@@ -120,8 +124,10 @@ def _line_of(part: Part, slot: Slot) -> Line:
 
 def leave_queue(turn: Turn, part: Part) -> None:
     """It waits for no source any more; the next time it is patient again."""
-    slot, line = slot_of(part), part.line
+    slot, line, record = slot_of(part), part.line, part.transaction.record
     part.patient = True
+    if record is not None:
+        record.unplaced.pop(part.member.seat, None)
     turn.deadlines.cancel(("patience", part.member.seat))
     if slot is not None and line is not None:
         part.line = None

@@ -58,6 +58,8 @@ def make(
     slot.holdings[generation] = holding
     slot.record.held += 1
     turn.state.generations[generation] = holding
+    if slot.record.unplaced:
+        turn.slots[slot] = None
     for waiting in turn.state.awaited.pop(generation, {}):
         reader = turn.state.generations[waiting]
         reader.awaits = None
@@ -103,7 +105,6 @@ def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
         pin(transaction, slot.shard)
     turn.deadlines.cancel(("quarantine", holding.generation))
     turn.deadlines.cancel(("unsure", holding.generation))
-    _forget_awaited(turn, holding)
     end_drain(turn, holding, readers)
     if slot.author is holding:
         slot.author = None
@@ -122,6 +123,7 @@ def _forget_awaited(turn: Turn, holding: Holding) -> None:
         del waiting[holding.generation]
         if not waiting:
             del turn.state.awaited[holding.awaits]
+        holding.awaits = None
 
 
 def _forget(record: VersionRecord) -> None:
@@ -161,7 +163,8 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
 
 
 def detach(turn: Turn, reader: Holding) -> None:
-    """The reader reads from nobody; its source has a place again, and may be drained."""
+    """The reader reads from nobody, and awaits nobody; its source has a place again, and may be drained."""
+    _forget_awaited(turn, reader)
     source = reader.upstream
     if source is None:
         return
