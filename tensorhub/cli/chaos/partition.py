@@ -28,6 +28,8 @@ class Partition:
         self._whole = asyncio.Event()
         self._whole.set()
         self._stop = asyncio.Event()
+        #: A task per connection. Not cancelled: each ends by itself once `_stop` is set.
+        self._forwarding: set[asyncio.Task[None]] = set()
         self._listening = threading.Event()
         self._failure: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="chaos-partition", daemon=True)
@@ -70,12 +72,16 @@ class Partition:
         self._listening.set()
         await self._stop.wait()
         server.close()
-        waiting = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        self._whole.set()  # whoever waits for it ends, too
+        if self._forwarding:
+            await asyncio.wait(self._forwarding, timeout=JOIN_SECONDS)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a connection is forwarded by a task")
+        self._forwarding.add(task)
+        task.add_done_callback(self._forwarding.discard)
         await self._whole.wait()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -83,7 +89,11 @@ class Partition:
         except (OSError, TimeoutError):
             writer.transport.abort()
             return
-        ways = [asyncio.ensure_future(self._pump(*way)) for way in ((reader, there_writer), (there_reader, writer))]
+        ways = [
+            asyncio.ensure_future(self._stop.wait()),
+            asyncio.ensure_future(self._pump(reader, there_writer)),
+            asyncio.ensure_future(self._pump(there_reader, writer)),
+        ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:

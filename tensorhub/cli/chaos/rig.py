@@ -297,14 +297,14 @@ class Begun:
             raise CaseFailed(f"{self.member} raised before its time: {message.error}: {message.message}")
         raise CaseFailed(f"{self.member} was done before its middle was seen: the kernel does not pace its source")
 
-    def middle(self) -> Progress:
-        """When the part of the transfer is done at which trouble begins."""
-        part = self.rig.place.part
+    def middle(self, at: float | None = None) -> Progress:
+        """When this part of the transfer is done; without one, that at which trouble begins."""
+        part = self.rig.place.part if at is None else at
         return self.until(lambda told: told.bytes_total > 0 and part <= told.bytes_done / told.bytes_total < 1)
 
-    def source(self) -> Member:
-        """Who serves this replicate in its middle."""
-        replica, _, shard = self.middle().source.rpartition("#")
+    def source(self, at: float | None = None) -> Member:
+        """Who serves this replicate then."""
+        replica, _, shard = self.middle(at).source.rpartition("#")
         return Member(replica, int(shard))
 
     def answer(self, timeout_s: float = CALL_SECONDS + CALL_SLACK_SECONDS) -> Result | Failure:
