@@ -190,7 +190,11 @@ def _restarted(server_dies: bool, source_dies: bool) -> Callable[[Rig], None]:
             reading.middle(SOURCE_DIES)
             ours.kill(source)
         # What is read again is a figure here: it has bounds of its own.
-        ours.record.whole(reading.seen(), ours.version)
+        seen = reading.seen()
+        ours.record.whole(seen, ours.version)
+        ours.record.expect(
+            (len(seen.sources) > 1) == source_dies, f"it was read from {', '.join(seen.sources)}: not what is measured"
+        )
 
     return act
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections.abc import Callable
+
 import pytest
 
 from bench import recovery
 from bench.recovery import Recovered
-from bench.remote import RemoteFailed
+from bench.remote import Missing, RemoteFailed
 from bench.report import Report
 
 
@@ -52,3 +56,31 @@ def test_a_restart_that_took_too_long_shows_nothing() -> None:
     """A transfer less than three times as long as the server was away is no result."""
     with pytest.raises(RemoteFailed, match="too busy"):
         recovery.restart_figures(Report("recovery"), [run(6.0, away_s=2.1)], [run(6.0)], [run(6.0)])
+
+
+def simulation_by(monkeypatch: pytest.MonkeyPatch, simulate: Callable[[int], object]) -> Report:
+    """The section over a simulation of our own."""
+    monkeypatch.setitem(sys.modules, "tests.sim.run", types.SimpleNamespace(simulate=simulate))
+    report = Report("recovery")
+    recovery.simulation(report)
+    return report
+
+
+def test_seeds_are_simulated_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every seed runs once; one with violations is not clean."""
+    ran: list[int] = []
+
+    def simulate(seed: int) -> object:
+        ran.append(seed)
+        return types.SimpleNamespace(events=1000, violations=["torn"] if seed == 3 else [])
+
+    found = simulation_by(monkeypatch, simulate).results
+    assert ran == list(range(recovery.SEEDS))
+    assert (found["sim_seeds"].median, found["sim_seeds_clean"].median) == (recovery.SEEDS, recovery.SEEDS - 1)
+    assert found["sim_events_per_second"].median > 0
+
+
+def test_a_simulation_that_counts_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure is made up where events are not counted."""
+    with pytest.raises(Missing, match="does not count"):
+        simulation_by(monkeypatch, lambda _: types.SimpleNamespace(violations=[]))

@@ -83,6 +83,13 @@ CASES: Mapping[str, Case] = {
             needs_tcp=True,
         ),
         Case(
+            of_peers.partition_past_lease,
+            "a reader's way to the server is silent for longer than its lease; its source drains and changes",
+            "the drain completes within the lease; the reader never returns mixed bytes; its next replicate heals it",
+            Scene((TRAINER, ROLLOUT), behind=(ROLLOUT,)),
+            needs_tcp=True,
+        ),
+        Case(
             of_peers.mutate_during_read,
             "the trainer writes to published tensors that are being read",
             "the reader fails, the trainer hears ContractBroken with the reader's name; the next version heals",
@@ -108,7 +115,7 @@ CASES: Mapping[str, Case] = {
         Case(
             of_server.server_stopped,
             "SIGSTOP to the server in the middle of a transfer, SIGCONT after a lease and a half",
-            "the reader returns the right bytes or fails by name; the next version heals",
+            "the transfer goes on and returns; nothing is read again; the next version arrives",
             PAIR,
         ),
     )

@@ -89,9 +89,7 @@ def zombie(rig: Rig) -> None:
 
 
 def control_partition(rig: Rig) -> None:
-    partition = rig.partition
-    if partition is None:
-        raise ValueError("this case needs a scene with someone behind a partition")
+    partition = rig.way()
     rig.publish()
     rig.pace()
     reading = rig.read(rig.rollout)
@@ -103,6 +101,23 @@ def control_partition(rig: Rig) -> None:
     seen = reading.seen()
     rig.record.whole(seen, 1, chunks_again=0)
     rig.heals()
+
+
+def partition_past_lease(rig: Rig) -> None:
+    partition = rig.way()
+    rig.publish()
+    rig.pace()
+    reading = rig.read(rig.rollout)
+    reading.middle()
+    partition.cut()
+    cut_s = time.monotonic()
+    _drained(rig, rig.unpublish(), cut_s)
+    rig.ask([rig.trainer], Step(rig.place.seed))
+    rig.publish()
+    partition.mend()
+    rig.record.untorn(reading.seen(), 1)
+    rig.pace(full=True)
+    rig.record.whole(rig.replicate(rig.rollout), rig.version)
 
 
 def mutate_during_read(rig: Rig) -> None:

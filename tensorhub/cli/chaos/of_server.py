@@ -53,10 +53,11 @@ def server_restart_unpublish(rig: Rig) -> None:
     rig.restart_server()
     answer = rig.unpublish()
     rig.ask([rig.trainer], Touch())  # the tensors are the trainer's again
-    if isinstance(answer, Failure):
-        rig.record.complaints.append(f"unpublish raised {answer.error}: {answer.message}")
     seen = reading.seen()
     rig.record.whole(seen, 1, chunks_again=0)
+    if isinstance(answer, Failure):
+        rig.record.complaints.append(f"unpublish raised {answer.error}: {answer.message}")
+        return
     early_s = seen.at_s - answer.at_s
     rig.record.notes.append(f"unpublish returned {-early_s:.2f} s after the reader")
     rig.record.expect(
@@ -74,5 +75,5 @@ def server_stopped(rig: Rig) -> None:
     time.sleep(STILL_LEASES * LEASE_SECONDS)
     rig.server.go_on()
     rig.record.notes.append(f"the server stood still for {STILL_LEASES * LEASE_SECONDS:g} s")
-    rig.record.untorn(reading.seen(), 1)
+    rig.record.whole(reading.seen(), 1, chunks_again=0)
     rig.heals()

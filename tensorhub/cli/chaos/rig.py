@@ -195,6 +195,12 @@ class Rig:
 
     # ------------------------------------------------------------ what is done to them
 
+    def way(self) -> Partition:
+        """The way to the server that can be cut."""
+        if self.partition is None:
+            raise CaseFailed("nobody of this scene is behind a way that can be cut")
+        return self.partition
+
     def kill(self, member: Member) -> None:
         self._dead.add(member)
         self.fleet.signal(member, signal.SIGKILL)
