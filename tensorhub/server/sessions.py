@@ -8,14 +8,13 @@ from __future__ import annotations
 from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, SeatTaken, TensorHubError
 from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups
-from tensorhub.server.grants import check_buffers, check_generation, check_opaque, part_of
+from tensorhub.server.grants import check_buffers, check_generation, check_location, check_opaque, part_of
 from tensorhub.server.holdings import drop, linger, link, make, slot_for, stopped
 from tensorhub.server.offers import refresh
 from tensorhub.server.publishing import check_content
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
     LINEAGES_MAX,
-    LOCATION_DEPTH_MAX,
     MODELS_MAX,
     SEATS_PER_SESSION_MAX,
     SESSIONS_MAX,
@@ -23,7 +22,7 @@ from tensorhub.server.settings import (
 from tensorhub.server.state import Holding, HoldingState, Member, ModelTable, Outcome, Replica, Session
 from tensorhub.server.turn import Turn, at, where
 from tensorhub.server.versions import enter
-from tensorhub.types import ID_BYTES, SHARDS_MAX, ModelKey, Seat, SessionId, check_name, check_version
+from tensorhub.types import ID_BYTES, NAME_BYTES_MAX, SHARDS_MAX, ModelKey, Seat, SessionId, check_name, check_version
 
 # ---------------------------------------------------------------- sessions
 
@@ -76,7 +75,8 @@ def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
     for seat in list(session.lingers):
         stopped(turn, session, seat)
     for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
-        mark_idle(turn, turn.state.models[key])
+        if (model := turn.state.models.get(key)) is not None:  # else its last seat was ours, and it is forgotten
+            mark_idle(turn, model)
     turn.deadlines.cancel(("lease", session.id))
 
 
@@ -130,8 +130,9 @@ def _check_join(request: Join) -> None:
         check_name(kind, name)
     if not 1 <= request.shards <= SHARDS_MAX or not 0 <= seat.shard < request.shards:
         raise BadRequest(f"shard {seat.shard} of {request.shards}: a replica has 1 to {SHARDS_MAX} shards", place)
-    if len(request.location.parts) > LOCATION_DEPTH_MAX:
-        raise BadRequest(f"location {request.location} is deeper than {LOCATION_DEPTH_MAX} levels", place)
+    check_location(request.location, place)
+    if len(request.layout) > NAME_BYTES_MAX:
+        raise BadRequest(f"layout {request.layout[:40]!r}... is longer than {NAME_BYTES_MAX} characters", place)
     if len(request.claims) > BUFFER_SETS_MAX:
         raise BadRequest(f"{len(request.claims)} claims: a shard has at most {BUFFER_SETS_MAX} buffer sets", place)
 
@@ -284,6 +285,8 @@ def _check_claim(member: Member, claim: Claim) -> None:
     model = member.replica.model
     if claim.buffers in member.holdings:
         raise BadRequest(f"buffer set {claim.buffers!r} is claimed twice", at(member, claim.version))
+    if claim.watermark < 0:
+        raise BadRequest(f"a watermark of {claim.watermark} chunks is claimed", at(member, claim.version))
     if claim.version.lineage not in model.lineages and len(model.lineages) >= LINEAGES_MAX:
         raise BadRequest(f"model {model.key} has {LINEAGES_MAX} lineages already", at(member, claim.version))
     record = model.versions.get(claim.version)
