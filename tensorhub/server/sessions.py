@@ -75,8 +75,8 @@ def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
     for seat in list(session.lingers):
         stopped(turn, session, seat)
     for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
-        if (model := turn.state.models.get(key)) is not None:  # else its last seat was ours, and it is forgotten
-            mark_idle(turn, model)
+        if (known := turn.state.models.get(key)) is not None:  # else its last seat was ours, and it is forgotten
+            mark_idle(turn, known)
     turn.deadlines.cancel(("lease", session.id))
 
 
