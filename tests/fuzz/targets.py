@@ -1,4 +1,4 @@
-"""Every decoder of bytes that others send, each as a target: valid inputs to start from, and what may come of any input.
+"""Every decoder of bytes that others send, each as a target: valid inputs to start from, and what may come of any.
 
 A target passes when its input is decoded to a value that encodes again, or refused by the error that its decoder
 documents. Anything else that is raised, and memory beyond a small multiple of the input, is a finding.
