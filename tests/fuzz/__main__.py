@@ -55,6 +55,7 @@ def _fuzz(name: str, source: random.Random, seconds: float) -> bytes | None:
             return data
         if len(pool) < POOL_MAX and source.random() < 0.05:
             pool.append(data)
+    target.finish()
     print(f"{name}: {tried} inputs, nothing found", flush=True)
     return None
 

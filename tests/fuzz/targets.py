@@ -32,6 +32,7 @@ from tensorhub.wire import codec, proto
 from tensorhub.wire.frames import FrameReader, frame
 from tensorhub.wire.local_place import check_local_name
 from tensorhub.wire.token import TOKEN_BYTES_MAX, read_token
+from tests.fuzz import tcp
 from tests.fuzz.senseless import prove_unharmed, torment
 from tests.unit.wire.examples import example
 
@@ -53,6 +54,8 @@ class Target:
     valid: Callable[[], list[bytes]]
     #: Of what a decoder makes of an input, in bytes beside `TIMES_MAX`; None where memory is measured otherwise.
     room_bytes: int | None = 1 << 20
+    #: What must hold after many inputs.
+    finish: Callable[[], None] = lambda: None
 
     def run(self, data: bytes) -> None:
         """Check one input, its memory included."""
@@ -257,5 +260,6 @@ TARGETS: dict[str, Target] = {
     "locator-mooncake": Target(_locator(Place), lambda: [_PLACE.pack()]),
     "locator-cuda": Target(_locator(Locator), lambda: [_CUDA.pack()]),
     "locator-memory": Target(_check_memory_locator, lambda: [MemoryEngine().locate()]),
+    "tcp": Target(tcp.check, tcp.valid, None, tcp.finish),
     "machine": Target(_check_machine, lambda: [bytes(range(256)) * 4], None),
 }
