@@ -40,8 +40,9 @@ from tensorhub.types import SessionId
 
 #: Calls accepted and not yet seen by the machine, over all doors; beyond it, doors wait (and so do their peers).
 INBOX_MAX = 1024
-#: Calls of one peer that were not heard yet, and answers that it did not read, before no more of its calls are taken.
-UNREAD_MAX = 64
+#: Calls of one peer that were not heard yet, and answers that it did not read, before no more of its calls are taken: a
+#: process may ask for all its shards at once, and read afterwards.
+UNREAD_MAX = 1024
 #: A view counts as so many of them: that of a large cluster takes megabytes.
 VIEW_WEIGHT = 16
 #: Doors that have neither a session nor carried a beat of one: all processes of a large cluster at once, for as long as
