@@ -70,12 +70,11 @@ def make(
 def link(turn: Turn, reader: Holding, source: Holding) -> None:
     """Believe a claim that this filling reads from that holding, unless it makes no sense."""
     above: Holding | None = source
-    for _ in range(DEPTH_MAX):
-        if above is None:
-            break
+    hops = 0
+    while above is not None and hops + reader.height < DEPTH_MAX:
         if above is reader:
             return
-        above = above.upstream
+        hops, above = hops + 1, above.upstream
     if above is None and source.slot is reader.slot:
         attach(turn, reader, source)
         raise_to(turn, source, reader.watermark)
@@ -186,13 +185,20 @@ def _unlink(turn: Turn, reader: Holding, source: Holding) -> None:
 
 
 def _rise(holding: Holding | None) -> None:
-    """Recompute heights upwards, as far as they change; a chain is at most DEPTH_MAX long."""
+    """Recompute heights upwards, as far as they change. None counts above DEPTH_MAX, where nobody is placed below
+    anyhow: so this ends even where claims, or a mistake of ours, have made a chain that is longer, or a cycle."""
     while holding is not None:
-        height = max((reader.height + 1 for reader in holding.readers.values()), default=0)
+        height = height_of(holding)
         if height == holding.height:
             return
         holding.height = height
         holding = holding.upstream
+
+
+def height_of(holding: Holding) -> int:
+    """By the heights of those who read from it."""
+    below = max((reader.height + 1 for reader in holding.readers.values()), default=0)
+    return min(below, DEPTH_MAX)
 
 
 def advance(turn: Turn, holding: Holding, watermark: int, bytes_done: int) -> None:

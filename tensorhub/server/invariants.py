@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tensorhub.errors import Broken, Where
-from tensorhub.server.holdings import is_drained
+from tensorhub.server.holdings import height_of, is_drained
 from tensorhub.server.placement import centre, prefixes, shelf_of, weight_of
 from tensorhub.server.settings import DEPTH_MAX, MOVES_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
@@ -205,7 +205,7 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
         yield "a reader is filling", reader.state is HoldingState.FILLING
         yield "a reader's weight is true", reader.weight == weight_of(reader)
     yield "load is the sum of weights", holding.load == sum(reader.weight for reader in holding.readers.values())
-    yield "height is true", holding.height == max((each.height + 1 for each in holding.readers.values()), default=0)
+    yield "height is true", holding.height == height_of(holding)
     depth, above = 0, holding.upstream
     while above is not None and depth <= DEPTH_MAX:
         depth, above = depth + 1, above.upstream
