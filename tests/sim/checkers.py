@@ -100,6 +100,11 @@ class Checkers:
         if error is not None and not process.dead:
             self.violated("Bounded", process, f"{what} raised {error!r}")
 
+    def broken(self, broken: Broken) -> None:
+        """The machine's own promises."""
+        self._world.trace.add("VIOLATION", f"Broken: {told(broken)}")
+        self.violations.append(f"Broken violated by the server: {told(broken)}")
+
     def unheard(self, context: dict[str, object]) -> None:
         """An error that nobody looks at: a task that died alone, a callback that raised."""
         line = f"unheard: {context.get('message')}: {context.get('exception')!r}"

@@ -86,9 +86,9 @@ def draw_plan(rng: random.Random, places: list[Place], until_s: float) -> list[F
                 trainers = [each for each in places if each.is_trainer]
                 fault = Fault(at_s, kind, rng.choice(trainers).name, 0.0)
             case Kind.PAUSE | Kind.PAUSE_AND_REPLACE | Kind.HOLD_INTERPRETER | Kind.PART:
-                fault = Fault(at_s, kind, place.name, rng.choice([rng.uniform(0.1, 4), rng.uniform(7, 16)]))
+                fault = Fault(at_s, kind, place.name, rng.choice([rng.uniform(0.1, 4), rng.uniform(7, 10)]))
             case Kind.LOSE_COMMIT:
-                fault = Fault(at_s, kind, place.name, rng.uniform(5, 12))
+                fault = Fault(at_s, kind, place.name, rng.uniform(5, 9))
             case Kind.KILL | Kind.CUT:
                 fault = Fault(at_s, kind, place.name, rng.uniform(0.0, 5.0))
         faults.append(fault)

@@ -16,6 +16,8 @@ from tests.sim.strands import run_stranded
 from tests.sim.world import World
 
 MODEL = ModelKey("job", "actor")
+#: Some stories have links on which a chunk takes seconds.
+STALL_S = 10.0
 
 
 def place(replica: str, shard: int, shards: int) -> Place:
@@ -28,7 +30,7 @@ def told(shards: int, story: Callable[[World, list[Process], list[Process]], Awa
     """Tell a story of a trainer and a rollout; nothing may be violated."""
 
     async def main() -> World:
-        world = World(0, echo=False)
+        world = World(0, echo=False, stall_s=STALL_S)
         world.places = [place(replica, shard, shards) for replica in ("trainer", "rollout") for shard in range(shards)]
         trainer, rollout = await world.living(world.places[:shards]), await world.living(world.places[shards:])
         await story(world, trainer, rollout)

@@ -122,7 +122,7 @@ class Rollout(Replica):
                 # A shard whose user is busy elsewhere misses a transaction.
                 await self.replicate(self.rng.sample(processes, len(processes) - 1), selector, 1.0, only)
             else:
-                await self.replicate(processes, selector, self.rng.choice([1.0, 10.0, 30.0]), only)
+                await self.replicate(processes, selector, self.rng.choice([1.0, 6.0, 12.0]), only)
             await asyncio.sleep(self.rng.choice([0.0, self.rng.uniform(0, 1), self.rng.uniform(0, 4)]))
             await self._stir(processes)
 

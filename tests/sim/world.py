@@ -14,9 +14,8 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from tensorhub.errors import TensorHubError
+from tensorhub.errors import Broken, TensorHubError
 from tensorhub.messages import Beat, Hello, Notice, Ok, Progress, Reply, Request
-from tensorhub.pipeline.source import STALL_S
 from tensorhub.server.host import Host
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import SECOND_NS, Settings
@@ -29,19 +28,28 @@ from tests.sim.memory import DataPlane
 from tests.sim.network import Network
 from tests.sim.process import OPEN_S, Place, Process
 from tests.sim.trace import Trace, brief, told
+from tests.support.virtual_time import VirtualLoop
 
-SETTINGS = Settings(lease_ns=6 * SECOND_NS, beat_ns=3 * SECOND_NS // 2)
+SETTINGS = Settings(lease_ns=6 * SECOND_NS, beat_ns=2 * SECOND_NS, quarantine_ns=6 * SECOND_NS)
 LEASE_S = SETTINGS.lease_ns / 1e9
+#: Without progress for so long, a reader gives its source up: short beside a lease, long beside a shard.
+STALL_S = 3.0
+#: Of the machine's steps one in so many, at least, is looked at.
+CHECK_GAP_MAX = 24
 #: Between two attempts to start a process whose seat is still taken, or that reaches no server.
 RESTART_S = 1.0
 
 
 class CheckedMachine:
-    """The machine, whose invariants are checked after each step, or after each so many: a check looks at everything."""
+    """The machine, whose invariants are checked after some of its steps: a check looks at everything.
 
-    def __init__(self, inner: Machine, every: int) -> None:
+    What breaks a promise leaves it broken for a while: a look at one step of a few finds it almost as soon, for much
+    less. `gap` says after how many steps the next look comes.
+    """
+
+    def __init__(self, inner: Machine, gap: Callable[[], int]) -> None:
         self.inner = inner
-        self._every, self._steps = every, 0
+        self._gap, self._steps_left = gap, gap()
 
     def receive(self, now_ns: int, sender: SessionId, call: int, request: Request) -> list[Outgoing]:
         out = self.inner.receive(now_ns, sender, call, request)
@@ -60,8 +68,9 @@ class CheckedMachine:
         return out
 
     def _check(self) -> None:
-        self._steps += 1
-        if self._steps % self._every == 0:
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self._steps_left = self._gap()
             self.inner.check()
 
     def next_deadline_ns(self) -> int | None:
@@ -84,7 +93,7 @@ class Outcome:
 class World:
     """Everything of one run."""
 
-    def __init__(self, seed: int, *, echo: bool, check_every: int = 1, stall_s: float = STALL_S) -> None:
+    def __init__(self, seed: int, *, echo: bool, check_every: int = 0, stall_s: float = STALL_S) -> None:
         self.seed = seed
         #: Of every process: without progress for so long, a reader gives its source up.
         self.stall_s = stall_s
@@ -97,7 +106,10 @@ class World:
         self.machine = Machine(Epoch(self.rng.randbytes(16)), SETTINGS)
         loop = asyncio.get_running_loop()
         self._began_s = loop.time()
-        self.host = Host(CheckedMachine(self.machine, check_every), lambda: round(loop.time() * 1e9))
+        #: After how many steps the machine is checked; 0: drawn anew each time.
+        self._check_every = check_every
+        self._check_rng = random.Random(f"{seed} checks")
+        self.host = Host(CheckedMachine(self.machine, self._gap), lambda: round(loop.time() * 1e9))
         self.server_task = asyncio.create_task(self.host.run())
         self.network = Network(lambda: self.host, random.Random(f"{seed} network"), self._tap)
         self.checkers = Checkers(self)
@@ -113,6 +125,22 @@ class World:
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
+
+    def _gap(self) -> int:
+        return self._check_every or self._check_rng.randint(1, CHECK_GAP_MAX)
+
+    def events(self) -> int:
+        """Callbacks that the loop has run."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        return loop.events
+
+    def check(self) -> None:
+        """The machine's invariants, now."""
+        try:
+            self.machine.check()
+        except Broken as broken:
+            self.checkers.broken(broken)
 
     def place_anew(self, place: Place) -> Process:
         """A process that has not started yet takes the place of whoever was there."""
