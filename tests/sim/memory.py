@@ -97,6 +97,8 @@ class DataPlane:
         self.links: dict[str, Link] = {}
         #: {process: bytes of weights and their digests that it has asked for}.
         self.asked: dict[Process, int] = {}
+        #: {process: how many of these did not come, or came wrong, or were not waited for}.
+        self.wasted: dict[Process, int] = {}
         #: Processes that were told of a success that was none.
         self.lied_to: dict[Process, int] = {}
         self._engines: dict[bytes, SimEngine] = {}
@@ -177,12 +179,16 @@ class SimEngine:
         number = plane.begin(Reading(self.process, source.process, nbytes, self.process.session.lapses))
         if nbytes > SMALL_BYTES:
             plane.asked[self.process] = plane.asked.get(self.process, 0) + nbytes
+        is_well = False
         try:
             meddling = await self._read(source, ranges, nbytes, timeout_s)
             if chunks is not None and meddling is not Meddling.NO_DIGESTS:
                 digest_landed(ranges, chunks)
+            is_well = meddling not in LIES
         finally:
             del plane.reading[number]
+            if nbytes > SMALL_BYTES and not is_well:
+                plane.wasted[self.process] = plane.wasted.get(self.process, 0) + nbytes
         if nbytes > SMALL_BYTES:
             for shown in (self.process, source.process):
                 if shown.is_filling:

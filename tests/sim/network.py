@@ -30,7 +30,10 @@ class Network:
     """Every connection of a world. `tap` hears each message when it arrives."""
 
     def __init__(
-        self, host: Callable[[], Host], rng: random.Random, tap: Callable[[Process, Request | Reply | Notice], None]
+        self,
+        host: Callable[[Process], Host],
+        rng: random.Random,
+        tap: Callable[[Process, Request | Reply | Notice], None],
     ) -> None:
         self.host = host
         self.tap = tap
@@ -56,10 +59,11 @@ class Network:
         if process in self._parted or process.dead:
             raise ServerUnavailable("no route to the server")
         try:
-            door = self.host().open(process.name)
+            host = self.host(process)
+            door = host.open(process.name)
         except Closed as error:
             raise ServerUnavailable(error.message) from error
-        connection = SimConnection(self, process, door)
+        connection = SimConnection(self, process, host, door)
         self._open.setdefault(process, []).append(connection)
         return connection
 
@@ -71,6 +75,13 @@ class Network:
         """Break its connections; what was under way is lost."""
         for connection in self._open.pop(process, []):
             connection.break_off(why)
+
+    def hang_up(self, host: Host, why: str) -> None:
+        """This server is dead: what was under way is lost, in both directions; peers hear of it as of anything else."""
+        for connections in list(self._open.values()):
+            for connection in list(connections):
+                if connection.host is host:
+                    connection.hang_up(why)
 
     def part(self, process: Process) -> None:
         """Nothing goes through in either direction, and nothing breaks, until `join`."""
@@ -90,8 +101,8 @@ class Network:
 class SimConnection:
     """`ports.Connection`: messages on their way up and down, in order; each is the network's until it arrives."""
 
-    def __init__(self, network: Network, process: Process, door: Door) -> None:
-        self.process = process
+    def __init__(self, network: Network, process: Process, host: Host, door: Door) -> None:
+        self.process, self.host = process, host
         self._network = network
         self._door = door
         #: What was sent and has not arrived, oldest first, with when it is to arrive at the earliest.
@@ -132,6 +143,12 @@ class SimConnection:
             self._arrived.set()
             self._door.close(why)
             self._taking.cancel()
+
+    def hang_up(self, why: str) -> None:
+        """The other end is dead; this one learns of it when the news arrives."""
+        self._up.clear()
+        self._down.clear()
+        self._door.close(why)
 
     def flush(self) -> None:
         """A partition is over: what waited at it goes on."""

@@ -17,9 +17,10 @@ from tensorhub.types import Latest
 from tests.sim.faults import Fault, draw_plan, inject
 from tests.sim.marks import Mark
 from tests.sim.process import Process
+from tests.sim.server import LEASE_S
 from tests.sim.strands import run_stranded
 from tests.sim.workload import Rollout, Trainer, controllers
-from tests.sim.world import LEASE_S, World
+from tests.sim.world import World
 
 CHAOS_S = 8.0
 #: Longest a round of any driver may outlast the chaos: a long replicate, its group's margin, a stop in the midst.
@@ -123,8 +124,9 @@ async def _calm(world: World, faults: list[asyncio.Task[None]], drivers: list[as
 
 
 async def _drain(world: World, trainers: list[Trainer], rollouts: list[Rollout]) -> None:
-    """Everybody gets the last version; then every publisher gets its buffers back."""
-    for process in world.replaced:
+    """Everybody gets the last version; then every publisher gets its buffers back. Who has lost its seat is ended."""
+    lost = [process for process in world.processes.values() if process.started and not process.is_usable]
+    for process in [*world.replaced, *lost]:
         await process.kill()
     await asyncio.sleep(SETTLE_S)
     for trainer in trainers:
