@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tensorhub.errors import Where
-from tensorhub.references import Claim, Content, Locator, Reference
+from tensorhub.references import NO_PAST, Claim, Content, LineageMark, Locator, Reference, Standing, Undertaking
 from tensorhub.types import (
     UNVERIFIED,
     Digest,
@@ -27,7 +27,7 @@ from tensorhub.types import (
 from tensorhub.views import Event, HoldingView, Listing, SessionView, StatusView, VersionView, WaitView
 
 #: Raised with every change that an older peer cannot read; a server refuses another number by name.
-PROTOCOL = 3
+PROTOCOL = 4
 
 # ---------------------------------------------------------------- requests
 
@@ -53,7 +53,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Take a seat: `SeatTaken` while another live session holds it, `LayoutMismatch` when `shards` differ."""
+    """Take a seat: `SeatTaken` while another live session holds it, `LayoutMismatch` when `shards` differ. Said
+    again by whoever holds the seat, it tells all that the seat holds."""
 
     seat: Seat
     shards: int
@@ -61,6 +62,7 @@ class Join:
     spot: bool
     location: Location
     claims: tuple[Claim, ...] = ()
+    standing: Standing = NO_PAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Unpublish:
 
     seat: Seat
     buffers: str
+    #: Asked again, it must not hide what came after.
+    generation: Generation
     timeout_ns: int
     abandon: bool = False
 
@@ -273,6 +277,8 @@ class Welcome:
     epoch: Epoch
     lease_ns: int
     beat_ns: int
+    #: This life has not forgotten the session since it first said Hello: every grant still counts.
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +292,13 @@ class Joined:
 
     group: int
     sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The version is published by this shard."""
+
+    lineage: LineageMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +319,7 @@ class Granted:
     source: Reference
     #: Why this source: for people.
     reason: str
+    lineage: LineageMark
     #: How long the grant waited for this seat's own old readers.
     drained_ns: int = 0
     #: False while the source is not known to show the generation yet: it was itself granted a moment ago.
@@ -317,6 +331,7 @@ class Held:
     """This seat holds `version` already, and so does, or will, its whole group. `Done` follows as after a pull."""
 
     version: Version
+    lineage: LineageMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,10 +362,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The group of a seat has a new incarnation: a shard restarted, died or left. Sequence numbers start again at 0."""
+    """The group of a seat goes on elsewhere: it has a new incarnation, as a shard restarted, died or left; or one that
+    came back knows of later transactions."""
 
     seat: Seat
     group: int
+    #: The number of the next transaction.
+    sequence: int
     reason: str
 
 
@@ -388,7 +406,19 @@ class Conflicted:
 Notice = Moved | SourceLost | TransactionAborted | Conflicted
 
 Reply = (
-    Welcome | Ok | Joined | Unpublished | Granted | Held | Committed | Found | Listing | StatusView | Event | Refused
+    Welcome
+    | Ok
+    | Joined
+    | Announced
+    | Unpublished
+    | Granted
+    | Held
+    | Committed
+    | Found
+    | Listing
+    | StatusView
+    | Event
+    | Refused
 )
 
 
@@ -410,11 +440,11 @@ class Answer:
 
 # fmt: off
 __all__ = [
-    "Abort", "Answer", "Beat", "Call", "Claim", "Committed", "Conflicted", "Content", "Done", "Event", "Found",
-    "Goodbye", "Granted", "Held", "Hello", "HoldingView", "Join", "Joined", "Leave", "List", "Listing", "Locator",
-    "Moved", "Notice", "Ok", "PROTOCOL", "Progress", "Publish", "Reference", "Refused", "Replicate", "Reply",
-    "Request", "Reroute", "Seal", "Serve", "SessionView", "SourceLost", "Status", "StatusView",
-    "TransactionAborted", "Unpublish", "Unpublished", "Unwatch", "VersionView", "Wait", "WaitView", "Watch",
-    "Welcome",
+    "Abort", "Announced", "Answer", "Beat", "Call", "Claim", "Committed", "Conflicted", "Content", "Done", "Event",
+    "Found", "Goodbye", "Granted", "Held", "Hello", "HoldingView", "Join", "Joined", "Leave", "LineageMark", "List",
+    "Listing", "Locator", "Moved", "Notice", "Ok", "PROTOCOL", "Progress", "Publish", "Reference", "Refused",
+    "Replicate", "Reply", "Request", "Reroute", "Seal", "Serve", "SessionView", "SourceLost", "Standing", "Status",
+    "StatusView", "TransactionAborted", "Undertaking", "Unpublish", "Unpublished", "Unwatch", "VersionView", "Wait",
+    "WaitView", "Watch", "Welcome",
 ]
 # fmt: on

@@ -20,6 +20,7 @@ from tensorhub.client.member import Member
 from tensorhub.client.results import Replication, Transfer
 from tensorhub.client.runtime import Runtime, close_at_exit
 from tensorhub.client.session import Session
+from tensorhub.client.telling import transfer_of
 from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable
 from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
 from tensorhub.pipeline.source import STALL_S
@@ -187,8 +188,8 @@ class Hub:
     def progress(self, *, buffers: str = DEFAULT_BUFFERS) -> Transfer | None:
         """The running replicate of a buffer set, or None. Cheap, from any thread."""
         slot = self._member.slots.get(buffers)
-        transfer = slot.transfer if slot is not None else None
-        return transfer() if transfer is not None else None
+        pull = slot.pull if slot is not None else None
+        return transfer_of(pull) if pull is not None else None
 
     def versions(self, *, timeout: float = 10.0) -> list[VersionView]:
         """All versions of this model that the server knows, newest first."""

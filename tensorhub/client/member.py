@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tensorhub.client.buffers import Buffers
 from tensorhub.client.holding import Holding
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
+from tensorhub.client.past import Past
 from tensorhub.client.publication import Publication
 from tensorhub.client.pull import Pull
 from tensorhub.client.results import Replication
@@ -38,6 +39,7 @@ from tensorhub.errors import (
     Where,
 )
 from tensorhub.messages import (
+    Announced,
     Conflicted,
     Join,
     Joined,
@@ -67,7 +69,7 @@ from tensorhub.types import (
 if TYPE_CHECKING:
     from tensorhub.client.on_device import Mark
 
-#: `unpublish(abandon=True)` returns at once: the server hears it, or it hears it later.
+#: `unpublish(abandon=True)` returns at once: the server hears it now or later.
 ABANDON_S = 1.0
 #: After a lost outcome: how long one try to tell the server takes, and how many there are before the lease must do.
 RECONCILE_S = 2.0
@@ -96,12 +98,13 @@ class Member:
     slots: dict[str, Slot] = field(default_factory=dict)
     group: int = 0
     sequence: int = 0
+    past: Past = field(default_factory=Past)
     closed: bool = False
     #: The server may believe that this seat holds what it does not, see `_reconcile`.
     unsettled: bool = False
     #: Why the seat is not ours any more: the server gave it to another process after a loss of connection.
     lost: Refused | None = None
-    #: Publications' background halves, and words that a server has not heard yet.
+    #: Publications' background halves, and words that no server has heard yet.
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -195,7 +198,10 @@ class Member:
                 slot.holding.exposure,
             )
             slot.offered = version
-            await self.session.call(request, timeout_s)
+            reply = await self.session.call(request, timeout_s)
+            if not isinstance(reply, Announced):
+                raise Broken(f"Publish was answered by {reply!r}")
+            self.past.published(version, reply.lineage)
         except BaseException as failure:
             slot.holding.end()
             if not isinstance(failure, UsageError):
@@ -228,8 +234,9 @@ class Member:
     async def _withdraw_quietly(self, slot: Slot) -> None:
         """Nobody may start to read what its publisher spoils; who reads already fails untorn."""
         slot.hidden = True
+        told = Unpublish(self.seat, slot.buffers.name, slot.holding.generation, 0, abandon=True)
         with suppress(TensorHubError):
-            await self.session.call(Unpublish(self.seat, slot.buffers.name, 0, abandon=True), REPLY_MARGIN_S)
+            await self.session.call(told, REPLY_MARGIN_S)
 
     # ------------------------------------------------------------ unpublish
 
@@ -245,26 +252,23 @@ class Member:
         where = Where(version=str(slot.version)).over(self.where)
         slot.hidden = True
         readers: tuple[str, ...] = ()
-        lost = False
+        request = Unpublish(self.seat, name, slot.holding.generation, int(timeout_s * NS), abandon)
         if abandon:
             slot.holding.end()  # first of all: who reads on must fail
-        request = Unpublish(self.seat, name, int(timeout_s * NS), abandon)
         try:
             reply = await self.session.call(
                 request, min(timeout_s, ABANDON_S) if abandon else timeout_s + REPLY_MARGIN_S
             )
             readers = reply.served if isinstance(reply, Unpublished) else ()
         except NotPublished:
-            pass  # a server that restarted, or that withdrew it after a conflict, has forgotten it: it is hidden
+            pass  # drained, when the answer was lost; or withdrawn after a conflict
         except DrainTimeout as error:
             raise error.at(where) from None
         except Unavailable as error:
             if not abandon:
                 raise DrainTimeout(f"nobody could confirm that all readers are gone: {error.message}", where) from error
-            lost = True
-        await self._take_back(slot)
-        if lost:
             self.spawn(self._reconcile())
+        await self._take_back(slot)
         self._raise_if_broken(slot, readers, where)
 
     async def _take_back(self, slot: Slot) -> None:
@@ -304,7 +308,7 @@ class Member:
     ) -> Replication:
         """Pull a version into the registered tensors, then serve it. See `client/pull.py`."""
         with self._exclusive(name, "replicate") as slot:
-            if self._is_replicating():
+            if self._pulls():
                 # Their transactions would have one number: what ends one would end the grant of the other.
                 raise Busy("this shard replicates into other buffers already; one at a time", self.where)
             if slot.state is State.PUBLISHED:
@@ -368,29 +372,33 @@ class Member:
         match notice:
             case Joined(group=group, sequence=sequence):
                 self.group, self.sequence, self.lost = group, sequence, None
+                for pull in self._pulls():
+                    pull.transaction.end_behind(group, sequence, pull.notices)
             case Refused():
                 self.lost = notice
-            case Moved(group=group):
-                self.group, self.sequence = group, 0
-            case TransactionAborted(group=group, sequence=sequence) if not self._is_replicating():
+            case Moved(group=group, sequence=sequence):
+                self.group, self.sequence = group, sequence
+            case TransactionAborted(group=group, sequence=sequence) if not self._pulls():
                 # Siblings have used this number up without us; ours is the next, or we would never meet again.
                 if group == self.group:
                     self.sequence = max(self.sequence, sequence + 1)
             case SourceLost() | TransactionAborted():
-                for slot in self.slots.values():
-                    if slot.notices is not None:
-                        slot.notices.put_nowait(notice)
+                for pull in self._pulls():
+                    pull.notices.put_nowait(notice)
             case Conflicted(generation=generation, reason=reason):
                 for slot in self.slots.values():
                     if slot.publication is not None and slot.holding.generation == generation:
                         slot.publication.broken = VersionConflict(reason, self.where)
 
-    def _is_replicating(self) -> bool:
-        return any(slot.notices is not None for slot in self.slots.values())
+    def _pulls(self) -> list[Pull]:
+        return [slot.pull for slot in self.slots.values() if slot.pull is not None]
 
     def _join_request(self) -> Join:
-        claims = tuple(claim for _, slot in sorted(self.slots.items()) if (claim := slot.claim()) is not None)
-        return Join(self.seat, self.shards, self.layout, self.spot, self.location, claims)
+        slots = [slot for _, slot in sorted(self.slots.items())]
+        claims = tuple(claim for slot in slots if (claim := slot.claim()) is not None)
+        undertaken = next(filter(None, (slot.undertaken() for slot in slots)), None)
+        standing = self.past.standing(self.group, self.sequence, claims, undertaken)
+        return Join(self.seat, self.shards, self.layout, self.spot, self.location, claims, standing)
 
     # ------------------------------------------------------------ helpers
 
@@ -404,7 +412,7 @@ class Member:
                 return  # the seat is lost, or the session is over: then so is what it held
             except Unavailable:
                 await asyncio.sleep(RECONCILE_S)
-            else:
+            if not self.unsettled:
                 return
 
     @contextmanager

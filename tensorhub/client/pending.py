@@ -20,9 +20,8 @@ WATCH_EVENTS_MAX = 1024
 
 #: Asked again after a lost connection, because twice is the same as once:
 #: `List`, `Status`, `Wait` change nothing; a seat's own `Join` finds the seat taken by itself; `Publish`, `Seal`,
-#: `Serve`, `Reroute` are named by the generation they speak of, `Replicate`, `Done`, `Abort` by group and sequence
-#: number; `Leave` of a seat that was left leaves nothing.
-#: Not `Unpublish`: its second answer would be about a holding that is gone already, or about the next one.
+#: `Serve`, `Reroute`, `Unpublish` are named by the generation they speak of, `Replicate`, `Done`, `Abort` by group and
+#: sequence number; `Leave` of a seat that was left leaves nothing.
 #: Not `Goodbye` and `Unwatch`: a lost connection says the same. Not `Progress`: the next one says more.
 ASKED_AGAIN = (
     m.List,
@@ -31,6 +30,7 @@ ASKED_AGAIN = (
     m.Join,
     m.Publish,
     m.Seal,
+    m.Unpublish,
     m.Serve,
     m.Replicate,
     m.Reroute,

@@ -21,8 +21,9 @@ import numpy as np
 from tensorhub.client.arrival import Arrival
 from tensorhub.client.holding import Holding
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
-from tensorhub.client.results import PHASES, Replication, Transfer
+from tensorhub.client.results import PHASES, Replication
 from tensorhub.client.sources import Sources
+from tensorhub.client.telling import replication_of
 from tensorhub.client.transaction import ABORT_S, Transaction
 from tensorhub.errors import (
     Broken,
@@ -36,13 +37,21 @@ from tensorhub.errors import (
     WaitTimeout,
     Where,
 )
-from tensorhub.messages import Granted, Held, Notice, Progress, Serve, SourceLost, TransactionAborted
+from tensorhub.messages import (
+    Granted,
+    Held,
+    Notice,
+    Progress,
+    Serve,
+    SourceLost,
+    TransactionAborted,
+)
 from tensorhub.pipeline.counter import Counter
 from tensorhub.pipeline.digest import root_digest
 from tensorhub.pipeline.follow import BEAT_S, Filling
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.source import Blame, Source, fetch, fetch_map
-from tensorhub.types import UNVERIFIED, Generation, Selector, Version
+from tensorhub.types import UNVERIFIED, Generation, Selector
 
 if TYPE_CHECKING:
     from tensorhub.client.buffers import Buffers, Selection
@@ -54,13 +63,14 @@ if TYPE_CHECKING:
 PROGRESS_S = 0.5
 #: And at first of a source: rates are measured from the first one on, and a slow host is to be found soon.
 FIRST_PROGRESS_S = (0.05, 0.2, 0.2, 0.2)
+FORGOTTEN = "this process was silent for longer than its lease, and its server has given it up"
 #: Beyond the margin of the calls within, so that their errors arrive first: a lost commit is `OutcomeUnknown`, no mere
 #: timeout. Two timeouts at one instant would end as the outer one.
 OUTER_MARGIN_S = REPLY_MARGIN_S + ABORT_S + 0.5
 
 
 class Pull:
-    """A single use object: `run()` once."""
+    """A single use object: `run()` once. What it has come to is open to `telling.py`."""
 
     def __init__(
         self,
@@ -72,28 +82,32 @@ class Pull:
         streams: Mark | None = None,
     ) -> None:
         self._member = member
-        self._slot = slot
-        self._selector = selector
-        self._only = only
+        self.slot = slot
+        #: What the server says meanwhile.
+        self.notices: asyncio.Queue[Notice] = asyncio.Queue()
+        self.selector = selector
+        self.only = only
         self._loop = asyncio.get_running_loop()
-        self._began = self._mark = self._loop.time()
+        self.began = self._mark = self._loop.time()
         self._timeout_s = timeout_s
-        self._deadline = self._began + timeout_s
-        self._generation = Generation(member.fresh())
-        self._transaction = Transaction(member, slot, self._left_s)
+        self._deadline = self.began + timeout_s
+        self.generation = Generation(member.fresh())
+        self.transaction = Transaction(member, slot, self.left_s)
         on_device = slot.buffers.on_device
         kinds = on_device.kinds if on_device is not None else frozenset()
-        self._sources = Sources(member, self._generation, self._left_s, kinds)
+        self.sources = Sources(member, self.generation, self.left_s, kinds)
         #: Where the caller's streams were when it called.
         self._streams = streams
         #: How the server was told that the filling will be shown; None: not at all.
-        self._offer: Holding | None = None
+        self.offer: Holding | None = None
         self._arrival: Arrival | None = None
-        self._phases = dict.fromkeys(PHASES, 0.0)
+        self.phases = dict.fromkeys(PHASES, 0.0)
         #: What the server has heard of how we read, and when it last heard of us, or we began to read.
-        self._told, self._reported = "", self._began
-        self._filling: Filling | None = None
-        self._grant: Granted | None = None
+        self._told, self._reported = "", self.began
+        self.filling: Filling | None = None
+        #: What the server has decided: one of them, or none yet.
+        self.grant: Granted | None = None
+        self.held: Held | None = None
         #: Lapses of the lease before the grant: one more, and the source may have been told that we are gone.
         self._lapses = member.session.lapses
         #: A byte may have landed: a failure from here on tears the registered tensors.
@@ -101,73 +115,74 @@ class Pull:
 
     @property
     def _where(self) -> Where:
-        version = str(self._grant.version) if self._grant is not None else str(self._selector)
-        source = str(self._grant.source.seat) if self._grant is not None else None
-        return Where(version=version, bytes_done=self._bytes_done, source=source).over(self._member.where)
+        version = str(self.grant.version) if self.grant is not None else str(self.selector)
+        source = str(self.grant.source.seat) if self.grant is not None else None
+        return Where(version=version, bytes_done=self.bytes_done, source=source).over(self._member.where)
 
     async def run(self) -> Replication:
         """The whole replicate; every error names model, version, replica, shard, source and bytes done."""
-        slot = self._slot
-        slot.notices = asyncio.Queue()
-        slot.transfer = self._transfer
+        slot = self.slot
+        slot.pull = self
         try:
             async with asyncio.timeout_at(self._deadline + OUTER_MARGIN_S):
-                await self._transaction.settle_unknown()
+                await self.transaction.settle_unknown()
                 return await self._run()
         except TimeoutError:
-            error: TensorHubError = WaitTimeout(f"not complete within {self._timeout_s:g} s{self._sources.history}")
+            error: TensorHubError = WaitTimeout(f"not complete within {self._timeout_s:g} s{self.sources.history}")
             await self._fail(error)
             raise error.at(self._where) from None
         except OutcomeUnknown as unknown:
             # The bytes are whole and verified, only the decision is not known: keep serving, show no version.
             if self._written:
                 slot.tear()
-            self._transaction.stop("its deadline passed before it knew of a commit")
+            self.transaction.stop("its deadline passed before it knew of a commit")
             raise unknown.at(self._where) from None
         except TensorHubError as failure:
             await self._fail(failure)
+            if self.grant is not None and self._member.session.lapses != self._lapses:
+                raise LeaseLost(f"{FORGOTTEN}: {failure.message}").at(self._where) from failure
             failure.at(self._where)
             raise
         except BaseException as failure:
             await self._fail(failure)
             raise
         finally:
-            slot.notices = None
-            slot.transfer = None
+            slot.pull = None
 
     async def _run(self) -> Replication:
-        slot = self._slot
-        offer = self._offer = slot.holding if self._only is None else None
-        reply = await self._transaction.ask(self._selector, self._generation, self._timeout_s, offer)
+        slot = self.slot
+        offer = self.offer = slot.holding if self.only is None else None
+        reply = await self.transaction.ask(self.selector, self.generation, self._timeout_s, offer)
         self._lap("wait")
         if isinstance(reply, Held):
-            await self._transaction.commit(reply.version, self._generation, slot.root, 0)
-            return self._result(reply.version, held=True)
-        self._grant, self._lapses = reply, self._member.session.lapses
-        drained_s = min(reply.drained_ns / NS, self._phases["wait"])
-        self._phases["wait"] -= drained_s
-        self._phases["drain"] += drained_s
+            self.held = reply
+            await self.transaction.commit(reply.version, self.generation, slot.root, 0)
+            return replication_of(self, reply.version)
+        self.grant, self._lapses = reply, self._member.session.lapses
+        drained_s = min(reply.drained_ns / NS, self.phases["wait"])
+        self.phases["wait"] -= drained_s
+        self.phases["drain"] += drained_s
         return await self._pull(reply)
 
     async def _pull(self, grant: Granted) -> Replication:
-        slot, whole = self._slot, self._only is None
+        slot, whole = self.slot, self.only is None
         source, target = await self._prepare_from_any(grant)
         self._lap("plan")
         self._take_over(grant, target)
-        if whole and not (slot.holding is self._offer and slot.holding.manifest.digest == grant.content.manifest):
-            self._told = self._sources.route
+        if whole and not (slot.holding is self.offer and slot.holding.manifest.digest == grant.content.manifest):
+            self._told = self.sources.route
             request = Serve(
-                self._member.seat, self._generation, slot.holding.locators, slot.holding.exposure, self._told
+                self._member.seat, self.generation, slot.holding.locators, slot.holding.exposure, self._told
             )
-            await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
+            await self._member.session.call(request, self.left_s() + REPLY_MARGIN_S)
         self._lap("register")
-        arrival = self._arrival = Arrival(target.on_device, self._streams, self._member.offload, self._left_s)
+        arrival = self._arrival = Arrival(target.on_device, self._streams, self._member.offload, self.left_s)
         await arrival.begin()
-        filling = self._filling = self._make_filling(grant, target, arrival)
+        filling = self.filling = self._make_filling(grant, target, arrival)
         await self._fill(source, filling)
         self._lap("transfer")
-        self._phases["transfer"] -= filling.confirm_s
-        self._phases["verify"] += filling.confirm_s
+        self.phases["transfer"] -= filling.confirm_s
+        self.phases["verify"] += filling.confirm_s
         root = UNVERIFIED
         if grant.content.verified and whole:
             root = root_digest(target.manifest.digest, filling.digests)
@@ -175,13 +190,13 @@ class Pull:
         await self._member.offload.run(target.install)
         await arrival.finish()
         self._lap("install")
-        await self._transaction.commit(grant.version, self._generation, root, self._bytes_done)
+        await self.transaction.commit(grant.version, self.generation, root, self.bytes_done)
         self._lap("wait")
         if whole:
             slot.complete(grant.version, root)
         else:
             slot.clear()  # a mixture of two versions is neither of them
-        return self._result(grant.version, held=False)
+        return replication_of(self, grant.version)
 
     # ------------------------------------------------------------ plan
 
@@ -190,25 +205,25 @@ class Pull:
         while True:
             began = self._loop.time()
             try:
-                source = self._sources.open(grant)
+                source = self.sources.open(grant)
                 return source, await self._prepare(source, grant)
             except (SourceFailed, EngineUnavailable) as failure:
                 blame = Blame.SILENCE if self._loop.time() - began >= self._member.stall_s else Blame.ENGINE
-                grant = self._grant = await self._sources.next(grant, failure, 0, 0, blame)
+                grant = self.grant = await self.sources.next(grant, failure, 0, 0, blame)
 
     async def _prepare(self, source: Source, grant: Granted) -> Buffers | Selection:
         """Everything that can be refused before a byte moves: manifest, aliases, coverage."""
-        own = self._slot.buffers
+        own = self.slot.buffers
         theirs = await self._manifest(source, grant)
-        if self._only is not None:
-            return own.subset(self._only, theirs, self._where)
-        if self._slot.holding.manifest.digest == theirs.digest:
-            return self._slot.holding.buffers
+        if self.only is not None:
+            return own.subset(self.only, theirs, self._where)
+        if self.slot.holding.manifest.digest == theirs.digest:
+            return self.slot.holding.buffers
         return own if own.manifest.digest == theirs.digest else own.adopt(theirs, self._where)
 
     async def _manifest(self, source: Source, grant: Granted) -> Manifest:
         """The version's manifest: our own when it is the same, else the source's, checked against its digest."""
-        for known in (self._slot.holding.manifest, self._slot.buffers.manifest):
+        for known in (self.slot.holding.manifest, self.slot.buffers.manifest):
             if known.digest == grant.content.manifest:
                 return known
         exposure = source.exposure
@@ -223,23 +238,23 @@ class Pull:
 
     def _take_over(self, grant: Granted, target: Buffers | Selection) -> None:
         """From here on the tensors hold no version. Our own old generation ends before the first byte lands."""
-        slot = self._slot
+        slot = self.slot
         self._written = True
         slot.holding.end()
         slot.fill(grant.version, grant.source.generation, verified=grant.content.verified)
-        if self._only is not None:
+        if self.only is not None:
             return
         if target is not slot.holding.buffers:
             slot.holding.close()
             # Only a Selection has no regions, and only `only` makes one.
             slot.holding = Holding(target, self._member.engines, self._member.session.id)  # type: ignore[arg-type]
-        slot.holding.begin(self._generation, digests=grant.content.verified)
+        slot.holding.begin(self.generation, digests=grant.content.verified)
 
     # ------------------------------------------------------------ transfer
 
     def _make_filling(self, grant: Granted, target: Buffers | Selection, arrival: Arrival) -> Filling:
-        manifest, whole = target.manifest, self._only is None
-        holding = self._slot.holding
+        manifest, whole = target.manifest, self.only is None
+        holding = self.slot.holding
 
         def raise_to(watermark: int) -> None:
             if whole:  # a subset never serves
@@ -274,33 +289,30 @@ class Pull:
             before = filling.counter.bytes_done
             try:
                 if opened is None:  # one that we have failed with before may be granted again
-                    opened = self._sources.open(self._granted)
+                    opened = self.sources.open(self._granted)
                 with self._reading():
                     return await self._read_from(opened, filling)
             except (SourceFailed, EngineUnavailable) as failure:
                 counter = filling.counter
                 with _beating(filling):
-                    self._grant = await self._sources.next(
+                    self.grant = await self.sources.next(
                         self._granted, failure, counter.watermark, counter.bytes_done, filling.blame
                     )
-                self._slot.upstream = self._grant.source.generation
+                self.slot.upstream = self.grant.source.generation
             finally:
-                self._sources.count(filling.counter.bytes_done - before)
+                self.sources.count(filling.counter.bytes_done - before)
             opened = None
 
     async def _read_from(self, source: Source, filling: Filling) -> None:
         """Follow one source, telling the server how far we are, until it is read, lost, or the group is aborted."""
-        notices = self._slot.notices
-        if notices is None:
-            raise Broken("a filling was read outside of a replicate")
         self._reported = self._loop.time()
-        if self._sources.route != self._told:
+        if self.sources.route != self._told:
             await self._post_progress(filling)
         reading = asyncio.ensure_future(_read(source, filling))
         periods_s = iter(FIRST_PROGRESS_S)
         try:
             while not reading.done():
-                notice = asyncio.ensure_future(notices.get())
+                notice = asyncio.ensure_future(self.notices.get())
                 try:
                     await asyncio.wait(
                         [reading, notice], timeout=next(periods_s, PROGRESS_S), return_when=asyncio.FIRST_COMPLETED
@@ -322,16 +334,16 @@ class Pull:
             case SourceLost(source=lost, reason=reason) if lost == source.generation:
                 filling.blame = Blame.SOURCE
                 raise SourceFailed(reason)
-            case TransactionAborted(sequence=sequence, reason=reason) if sequence == self._transaction.sequence:
+            case TransactionAborted(sequence=sequence, reason=reason) if sequence == self.transaction.sequence:
                 raise GroupAborted(reason)
             case _:
                 return  # meant for an earlier source or transaction
 
     async def _post_progress(self, filling: Filling) -> None:
         filling.sample()
-        counter, route, now = filling.counter, self._sources.route, self._loop.time()
+        counter, route, now = filling.counter, self.sources.route, self._loop.time()
         news, period_ns = "" if route == self._told else route, int((now - self._reported) * NS)
-        told = Progress(self._member.seat, self._generation, counter.watermark, counter.bytes_done, news, period_ns)
+        told = Progress(self._member.seat, self.generation, counter.watermark, counter.bytes_done, news, period_ns)
         with suppress(TensorHubError):
             await self._member.session.post(told)
             self._told, self._reported = route, now
@@ -340,20 +352,23 @@ class Pull:
     def _reading(self) -> Iterator[None]:
         """A read of another's memory: not begun without a lease, and `close` leaves the seat only after it."""
         self._fence()
-        ended = self._slot.reading = self._loop.create_future()
+        ended = self.slot.reading = self._loop.create_future()
         try:
             yield
         finally:
-            self._slot.reading = None
+            self.slot.reading = None
             ended.set_result(None)
 
     def _fence(self) -> None:
-        """Stop reading when the lease may have run out: the source may have been told that we are gone."""
+        """Stop reading when the server says that it has forgotten us: the source may have been told that we are gone.
+
+        While it says nothing it may as well be dead itself, and no reason to stop: what the source overwrites meanwhile
+        is noticed, as it ends its generation first.
+        """
         if self._member.closed:
             raise Closed("the hub was closed")
-        session = self._member.session
-        if session.fenced() or session.lapses != self._lapses:
-            raise LeaseLost(f"this process could not reach its server for {session.lease_s:g} s, its lease")
+        if self._member.session.lapses != self._lapses:
+            raise LeaseLost(FORGOTTEN)
 
     # ------------------------------------------------------------ the end
 
@@ -362,58 +377,30 @@ class Pull:
         if self._arrival is not None:
             await self._arrival.close()
         if self._written:
-            self._slot.holding.end()
-            self._slot.tear()
-        elif self._grant is not None:
+            self.slot.holding.end()
+            self.slot.tear()
+        elif self.grant is not None:
             # Granted, so our old reference was withdrawn, but not a byte was written: still held, not served.
-            self._slot.hidden = True
-        await self._transaction.abort(failure)
+            self.slot.hidden = True
+        await self.transaction.abort(failure)
 
     @property
     def _granted(self) -> Granted:
-        if self._grant is None:
+        if self.grant is None:
             raise Broken("a source was read without a grant")
-        return self._grant
+        return self.grant
 
     @property
-    def _bytes_done(self) -> int:
-        return self._filling.counter.bytes_done if self._filling is not None else 0
+    def bytes_done(self) -> int:
+        return self.filling.counter.bytes_done if self.filling is not None else 0
 
-    def _left_s(self) -> float:
+    def left_s(self) -> float:
         return max(0.0, self._deadline - self._loop.time())
 
     def _lap(self, phase: str) -> None:
         now = self._loop.time()
-        self._phases[phase] += now - self._mark
+        self.phases[phase] += now - self._mark
         self._mark = now
-
-    def _transfer(self) -> Transfer:
-        filling, grant, uses = self._filling, self._grant, self._sources.uses
-        if filling is not None:
-            filling.sample()
-        manifest = self._slot.holding.manifest
-        return Transfer(
-            str(grant.version) if grant is not None else str(self._selector),
-            str(grant.source.seat) if grant is not None else "",
-            uses[-1].engine if uses else "",
-            self._bytes_done,
-            grant.content.shard_bytes if grant is not None else 0,
-            manifest.entries_done(filling.counter.watermark) if filling is not None else 0,
-            len(manifest.names),
-        )
-
-    def _result(self, version: Version, *, held: bool) -> Replication:
-        return Replication(
-            version.number,
-            version.lineage,
-            self._bytes_done,
-            self._loop.time() - self._began,
-            tuple(self._sources.uses),
-            dict(self._phases),
-            held,
-            self._slot.verified,
-            self._filling.bytes_read if self._filling is not None else 0,
-        )
 
 
 def _nothing() -> None:

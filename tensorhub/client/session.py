@@ -20,6 +20,7 @@ from tensorhub.errors import (
     BadRequest,
     Broken,
     Closed,
+    LeaseLost,
     NoServer,
     SeatTaken,
     ServerUnavailable,
@@ -54,7 +55,7 @@ class Session:
         #: Answers to calls that had been given up, and one-way requests that found no connection.
         self.late_answers = 0
         self.posts_dropped = 0
-        #: How often the lease may have run out: whoever held a grant across a change of it must doubt it.
+        #: How often the server has forgotten us: a grant from before is none any more.
         self.lapses = 0
         self._link = link
         self._host, self._pid, self._token = host, pid, token
@@ -289,7 +290,8 @@ class Session:
         if not isinstance(welcome, Welcome):
             raise ServerUnavailable(f"{self._link.address} answers a Hello by {type(welcome).__name__}")
         self._note_beats()
-        if self.epoch is not None and sent_ns - self._acknowledged_ns >= self.lease_s * 1e9:
+        if welcome.epoch == self.epoch and not welcome.known:
+            # Another life has forgotten nothing, as it never knew: it hears of us now, with all that is under way.
             self.lapses += 1
         self._acknowledged_ns = max(self._acknowledged_ns, sent_ns)
         self.epoch, self.lease_s, self._beat_s = welcome.epoch, welcome.lease_ns / 1e9, welcome.beat_ns / 1e9
@@ -325,6 +327,10 @@ class Session:
         elif (watching := self._watching.get(answer.id)) is not None:
             watching.put(reply)
         elif (pending := self._pending.get(answer.id)) is not None:
+            if isinstance(reply, Refused) and reply.error == LeaseLost.__name__:
+                if not isinstance(pending.request, ASKED_AGAIN):
+                    pending.end(reply)
+                raise ServerUnavailable(f"{self._link.address} has forgotten this process")  # it will hear of it again
             pending.end(reply)
         else:
             self.late_answers += 1

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tensorhub.client.buffers import Buffers
 from tensorhub.client.holding import Holding, show
 from tensorhub.client.publication import Publication
-from tensorhub.client.results import Transfer
-from tensorhub.messages import Done, Notice
+from tensorhub.client.telling import undertaking_of
+from tensorhub.messages import Done
 from tensorhub.ports import Engine
-from tensorhub.references import Claim
+from tensorhub.references import Claim, Undertaking
 from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, SessionId, Version
+
+if TYPE_CHECKING:
+    from tensorhub.client.pull import Pull
 
 
 class State(enum.Enum):
@@ -60,9 +64,8 @@ class Slot:
     upstream: Generation = NO_GENERATION
     #: The operation that runs on this slot, in words; a second one is refused.
     running: str | None = None
-    #: Notices for the running replicate.
-    notices: asyncio.Queue[Notice] | None = None
-    transfer: Callable[[], Transfer] | None = None
+    #: The replicate that runs on it.
+    pull: Pull | None = None
     #: Done when the read of another's memory that is under way has ended; None while there is none.
     reading: asyncio.Future[None] | None = None
     #: A `Done` whose answer was lost: to be asked again before anything else.
@@ -97,25 +100,28 @@ class Slot:
 
     def claim(self) -> Claim | None:
         """What to tell a server that does not know it, or may believe something else; None when nothing is shown."""
-        version = self.version if self.state in (State.PUBLISHED, State.COMPLETE) else self.offered or self.target
-        is_shown = self.state in (State.PUBLISHED, State.COMPLETE, State.FILLING) or self.offered is not None
-        holding = self.holding
-        if not is_shown or version is None or holding.generation == NO_GENERATION:
+        version = self.version if self.state in (State.PUBLISHED, State.COMPLETE) else self.offered
+        holding, undertaken = self.holding, self.undertaken()
+        if version is None or holding.generation == NO_GENERATION:
             return None
+        if undertaken is not None and not undertaken.held:
+            return None  # about to be overwritten
         return Claim(
             self.buffers.name,
             version,
             holding.generation,
             holding.content(self.verified),
             self.root,
-            self.state is State.COMPLETE,
-            self.state is State.PUBLISHED or self.offered is not None,
+            self.state is not State.COMPLETE,
             holding.watermark,
-            self.upstream,
             holding.locators,
             holding.exposure,
             self.hidden,
         )
+
+    def undertaken(self) -> Undertaking | None:
+        """What a replicate has been given to do, and has not ended; None for none."""
+        return None if self.pull is None else undertaking_of(self.pull)
 
     def describe(self) -> str:
         """The state in words, for errors: `torn(target 7, previous 6)`."""

@@ -25,7 +25,17 @@ from tensorhub.errors import (
     Unavailable,
     WaitTimeout,
 )
-from tensorhub.messages import Abort, Committed, Done, Granted, Held, Replicate, Reply
+from tensorhub.messages import (
+    Abort,
+    Committed,
+    Done,
+    Granted,
+    Held,
+    Notice,
+    Replicate,
+    Reply,
+    TransactionAborted,
+)
 from tensorhub.types import NO_GENERATION, Digest, Generation, Selector, Version
 
 if TYPE_CHECKING:
@@ -47,7 +57,6 @@ class Transaction:
         self._slot = slot
         self._left_s = left_s
         self._group, self.sequence = member.group, member.sequence
-        self._epoch = member.session.epoch
 
     async def ask(
         self, selector: Selector, generation: Generation, timeout_s: float, offer: Holding | None
@@ -58,13 +67,13 @@ class Transaction:
         """
         session = self._member.session
         for _ in range(LIVES_MAX):
-            epoch = session.epoch
+            life = session.epoch, session.lapses
             try:
                 return await self._ask(selector, generation, timeout_s, offer)
             except (BadRequest, GroupAborted):
-                if session.epoch == epoch:
+                if (session.epoch, session.lapses) == life:
                     raise
-                # Asked in the numbers of a server that died meanwhile: again, in those of its next life.
+                # The server forgot us, or died, while this was asked: again, in the numbers that it has told us since.
                 self._group, self.sequence = self._member.group, self._member.sequence
         raise ServerUnavailable(f"{LIVES_MAX} servers died while this was asked")
 
@@ -85,10 +94,17 @@ class Transaction:
         else:
             request = replace(request, manifest=offer.manifest.digest, locators=offer.locators, exposure=offer.exposure)
         reply = await self._member.session.call(request, self._left_s() + REPLY_MARGIN_S)
-        self._epoch = self._member.session.epoch  # of the life that decided
         if not isinstance(reply, Held | Granted):
             raise Broken(f"Replicate was answered by {reply!r}")
+        self._member.past.saw(reply.version, reply.lineage)
         return reply
+
+    def end_behind(self, group: int, sequence: int, notices: asyncio.Queue[Notice]) -> None:
+        """A server that we have come back to says that the group's next transaction has these numbers: if this one is
+        before it, its pull has to stop."""
+        if group != self._group or sequence > self.sequence:
+            reason = "the server was away, and the group has moved on meanwhile"
+            notices.put_nowait(TransactionAborted(self._member.seat, self._group, self.sequence, reason))
 
     async def commit(self, version: Version, generation: Generation, root: Digest, nbytes: int) -> None:
         """This shard is done; returns once all are. Until the answer is known, `slot.pending` keeps the question."""
@@ -101,6 +117,7 @@ class Transaction:
         if not isinstance(reply, Committed) or reply.version != version:
             raise Broken(f"Done of version {version} was answered by {reply!r}")
         slot.pending = None
+        self._member.past.committed(self._group, self.sequence, version)
         self._advance()
 
     async def _decide(self, pending: Done, unknown: OutcomeUnknown) -> Reply:
@@ -136,8 +153,11 @@ class Transaction:
             if not isinstance(reply, Committed):
                 raise Broken(f"Done asked again was answered by {reply!r}")
             slot.complete(reply.version, pending.root)
+            self._member.past.committed(pending.group, pending.sequence, reply.version)
         slot.pending = None
         self._advance()
+        if slot.version is not None:
+            await self._member.resync(self._left_s() + REPLY_MARGIN_S)  # another life may not know that we hold it
         self._group, self.sequence = self._member.group, self._member.sequence
 
     async def abort(self, failure: BaseException) -> None:
@@ -161,8 +181,7 @@ class Transaction:
         return self._member.spawn(self._say(Abort(self._member.seat, self._group, self.sequence, reason)))
 
     async def _say(self, stopped: Abort) -> None:
-        # The server's next life knows no grant of this one, and its numbers mean other transactions.
-        while self._member.session.epoch == self._epoch:
+        while True:
             try:
                 await self._member.session.call(stopped, ABORT_S)
             except ServerUnavailable:

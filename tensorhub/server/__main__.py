@@ -11,17 +11,14 @@ import asyncio
 import logging
 import os
 import resource
-import secrets
 import sys
 from logging.handlers import RotatingFileHandler
 
 from tensorhub.errors import BadRequest, Broken, TensorHubError
-from tensorhub.server import frames_command, grpc_command
+from tensorhub.server import frames_command, grpc_command, life
 from tensorhub.server.host import Host
 from tensorhub.server.local import elect, serve
-from tensorhub.server.machine import Machine
 from tensorhub.server.settings import Settings
-from tensorhub.types import ID_BYTES, Epoch
 from tensorhub.wire.local_place import DEFAULT_NAME, LOG, LocalPlace, check_local_name
 from tensorhub.wire.token import read_token
 
@@ -95,8 +92,7 @@ async def _serve_remote(options: argparse.Namespace) -> int:
 
 
 def _host(options: argparse.Namespace, token: bytes = b"") -> Host:
-    settings = Settings(lease_ns=round(options.lease_s * 1e9), beat_ns=round(options.beat_s * 1e9))
-    return Host(Machine(Epoch(secrets.token_bytes(ID_BYTES)), settings), token=token)
+    return Host(life.begin(round(options.lease_s * 1e9), round(options.beat_s * 1e9)), token=token)
 
 
 def _raise_descriptor_limit() -> None:

@@ -7,12 +7,25 @@ aborts the transaction.
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
-from tensorhub.messages import Granted, Held, Locator, Reference
+from tensorhub.messages import Granted, Held, LineageMark, Locator, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
 from tensorhub.server.placement import Choice, Place, Reader, centre_of, choose, rack
 from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
-from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, ModelTable, Part, Phase, Slot, Transaction
+from tensorhub.server.state import (
+    Grace,
+    Holding,
+    HoldingState,
+    Kind,
+    Line,
+    Member,
+    ModelTable,
+    Part,
+    Phase,
+    Slot,
+    Transaction,
+    VersionRecord,
+)
 from tensorhub.server.turn import Turn, at
 from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
 
@@ -43,7 +56,7 @@ def admit(turn: Turn, part: Part) -> TensorHubError | None:
         turn.deadlines.cancel(("part", seat))
         unpin(turn, transaction, seat.shard)
         transaction.held[seat.shard] = old
-        _answer(turn, part, Held(old.slot.record.version))
+        _answer(turn, part, held(old))
         return None
     if seat.shard not in transaction.pins:
         pin(transaction, seat.shard)
@@ -74,7 +87,8 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
         return None
     part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
     keeps_source = part.filling is not None and part.filling.upstream is not None
-    if slot is None or not (keeps_source or may_appear(slot, part)):
+    is_early = turn.state.grace is Grace.OPEN  # who else has it may be still on the way
+    if slot is None or not (keeps_source or is_early or may_appear(slot, part)):
         leave_queue(turn, part)
         return _lost(part)
     _queue(turn, part, slot)
@@ -199,7 +213,18 @@ def _offer(part: Part, filling: Holding) -> None:
 def granted(slot: Slot, source: Holding, reason: str) -> Granted:
     root = slot.root if slot.root is not None else UNVERIFIED
     begun = source.begun or source.state is not HoldingState.FILLING
-    return Granted(slot.record.version, slot.content, root, reference(source), reason, begun=begun)
+    mark = mark_of(slot.record)
+    return Granted(slot.record.version, slot.content, root, reference(source), reason, mark, begun=begun)
+
+
+def held(holding: Holding) -> Held:
+    return Held(holding.slot.record.version, mark_of(holding.slot.record))
+
+
+def mark_of(record: VersionRecord) -> LineageMark:
+    """Where the version's lineage stands: whoever hears it may have to tell another life of the server."""
+    lineage = record.model.lineages[record.version.lineage]
+    return LineageMark(record.version.lineage, lineage.order, lineage.first)
 
 
 def reference(holding: Holding) -> Reference:

@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from tensorhub.errors import (
     BadRequest,
     Busy,
-    DrainTimeout,
     GroupAborted,
     GroupMismatch,
     LayoutMismatch,
     SourceFailed,
     TensorHubError,
     VersionUnavailable,
-    WaitTimeout,
 )
 from tensorhub.messages import Abort, Committed, Done, Held, Ok, Replicate, TransactionAborted
 from tensorhub.server import grants, origins, stragglers
-from tensorhub.server.holdings import detach, drop, linger, names, pin, stopped, unpin
+from tensorhub.server.grace import may_decide_for
+from tensorhub.server.holdings import detach, drop, linger, pin, stopped, unpin
 from tensorhub.server.offers import hide, refresh, show
 from tensorhub.server.settings import OUTCOMES_MAX
 from tensorhub.server.state import (
@@ -37,8 +36,8 @@ from tensorhub.server.state import (
     VersionRecord,
 )
 from tensorhub.server.turn import Turn, at
-from tensorhub.server.versions import seen, select
-from tensorhub.types import Latest, Version, parse_selector
+from tensorhub.server.versions import select
+from tensorhub.types import Latest, parse_selector
 
 # ---------------------------------------------------------------- asking
 
@@ -107,7 +106,7 @@ def _ask_again(turn: Turn, part: Part, request: Replicate) -> None:
         )
     transaction, record = part.transaction, part.transaction.record
     if part.phase is Phase.HELD and record is not None:
-        turn.reply(Held(record.version))
+        turn.reply(Held(record.version, grants.mark_of(record)))
     elif part.phase is Phase.READING and part.filling is not None and part.filling.upstream is not None:
         turn.reply(grants.granted(part.filling.slot, part.filling.upstream, "asked again"))
     elif part.phase is Phase.READING:
@@ -147,6 +146,8 @@ def try_decide(turn: Turn, transaction: Transaction) -> None:
     """Decide if a version matches; abort if none ever can."""
     first = next(iter(transaction.parts.values()))
     replica = transaction.replica
+    if not may_decide_for(turn, replica, transaction.selector):
+        return
     try:
         record = select(replica.model, transaction.selector, first.member.location)
     except VersionUnavailable as error:
@@ -174,23 +175,36 @@ def _decide(turn: Turn, transaction: Transaction, record: VersionRecord) -> None
     replica = transaction.replica
     transaction.record = record
     del replica.model.undecided[replica.id]
-    for shard, member in sorted(replica.members.items()):
-        holding = member.holdings.get(transaction.buffers)
-        if holding is None:
-            continue
-        if holding.slot.record is record and holding.listed is not None and holding.listed.complete:
-            transaction.held[shard] = holding
-        elif not holding.hidden:
-            transaction.hidden[shard] = holding
-            hide(turn, holding)
-    transaction.source = grants.first_source(transaction)
-    for shard in range(replica.shards):
-        if shard not in transaction.held:
-            pin(transaction, shard)
+    cover_all(turn, transaction)
     extend(turn, transaction)
     for part in list(transaction.parts.values()):
         if replica.transaction is transaction:
             admit(turn, part)
+
+
+def cover_all(turn: Turn, transaction: Transaction) -> None:
+    """What the decision means for what the shards hold, and whom it keeps for those yet to ask."""
+    replica = transaction.replica
+    for _, member in sorted(replica.members.items()):
+        cover(turn, transaction, member)
+    transaction.source = grants.first_source(transaction)
+    for shard in range(replica.shards):
+        part = transaction.parts.get(shard)
+        if shard not in transaction.held and (part is None or part.filling is None):
+            pin(transaction, shard)
+
+
+def cover(turn: Turn, transaction: Transaction, member: Member) -> None:
+    """A shard of a decided transaction holds the version already, or it is about to overwrite what it holds."""
+    shard, holding = member.seat.shard, member.holdings.get(transaction.buffers)
+    part = transaction.parts.get(shard)
+    if holding is None or (part is not None and part.filling is holding):
+        return
+    if holding.slot.record is transaction.record and holding.listed is not None and holding.listed.complete:
+        transaction.held[shard] = holding
+    elif not holding.hidden:
+        transaction.hidden[shard] = holding
+        hide(turn, holding)
 
 
 def admit(turn: Turn, part: Part) -> None:
@@ -393,44 +407,3 @@ def record(replica: Replica, group: int, sequence: int, outcome: Outcome) -> Non
     replica.outcomes[group, sequence] = outcome
     while len(replica.outcomes) > OUTCOMES_MAX:
         del replica.outcomes[next(iter(replica.outcomes))]
-
-
-# ---------------------------------------------------------------- deadlines
-
-
-def part_late(turn: Turn, replica: Replica, shard: int) -> None:
-    """A shard's own deadline passed while it waited."""
-    transaction = replica.transaction
-    part = None if transaction is None else transaction.parts.get(shard)
-    if transaction is not None and part is not None:
-        abort(turn, transaction, {shard: _too_late(part)})
-
-
-def _too_late(part: Part) -> TensorHubError:
-    member, transaction = part.member, part.transaction
-    version: Version | None = None if transaction.record is None else transaction.record.version
-    match part.phase:
-        case Phase.WAITING:
-            return WaitTimeout(
-                f"no version matched {transaction.selector} in time; {seen(member.replica.model)}", at(member)
-            )
-        case Phase.DRAINING:
-            readers = ", ".join(names(member.holdings[transaction.buffers]))
-            return DrainTimeout(f"readers of this shard's old version did not end in time: {readers}", at(member))
-        case Phase.QUEUED | Phase.REROUTING:
-            return VersionUnavailable(f"no source of version {version} in time: {part.lack}", at(member, version))
-        case Phase.READING | Phase.HELD | Phase.DONE:
-            return GroupAborted(f"not all shards finished version {version} in time", at(member, version))
-
-
-def transaction_late(turn: Turn, transaction: Transaction) -> None:
-    """A decided transaction outlived all its members' deadlines: name the shards that are missing."""
-    replica = transaction.replica
-    failures: dict[int, TensorHubError] = {}
-    for shard in range(replica.shards):
-        part = transaction.parts.get(shard)
-        if part is None:
-            failures[shard] = GroupAborted("it never asked")
-        elif shard not in transaction.done:
-            failures[shard] = GroupAborted(f"it was still {part.phase.value}", at(part.member))
-    abort(turn, transaction, failures)

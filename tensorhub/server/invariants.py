@@ -190,7 +190,9 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
         ),
     )
     yield from _origins(holding)
-    yield "a source has at most so many readers", len(holding.readers) <= READERS_PER_SOURCE_MAX
+    # Those that come from an earlier life read on, whatever this one has granted meanwhile.
+    granted = sum(not reader.claimed for reader in holding.readers.values())
+    yield "a source has at most so many readers", granted <= READERS_PER_SOURCE_MAX
     filling = holding.state is HoldingState.FILLING
     for generation, reader in holding.readers.items():
         yield "no reader has more than its source", not filling or reader.watermark <= holding.watermark

@@ -11,7 +11,19 @@ from typing import TypeVar, assert_never
 
 from tensorhub import messages as m
 from tensorhub.errors import TensorHubError
-from tensorhub.server import grants, groups, offers, publishing, reading, roots, sessions, stragglers, watching
+from tensorhub.server import (
+    grace,
+    grants,
+    groups,
+    lateness,
+    offers,
+    publishing,
+    reading,
+    roots,
+    sessions,
+    stragglers,
+    watching,
+)
 from tensorhub.server.invariants import check
 from tensorhub.server.settings import DEFAULTS, Settings
 from tensorhub.server.state import State
@@ -24,11 +36,14 @@ T = TypeVar("T")
 
 
 class Machine:
-    """One life of a reference server."""
+    """One life of a reference server.
 
-    def __init__(self, epoch: Epoch, settings: Settings = DEFAULTS) -> None:
+    Incarnations of groups count from `groups`, which hosts draw: those of two lives must differ.
+    """
+
+    def __init__(self, epoch: Epoch, settings: Settings = DEFAULTS, groups: int = 0) -> None:
         self.settings = settings
-        self.state = State(epoch)
+        self.state = State(epoch, groups=groups)
 
     def receive(self, now_ns: int, sender: SessionId, call: int, request: m.Request) -> list[Outgoing]:
         """Take one request. Overdue deadlines are left to `tick`: a server that was stopped itself hears first what was
@@ -141,25 +156,27 @@ def _first(touched: dict[T, None]) -> T:
     return thing
 
 
-def _due(turn: Turn, key: tuple[object, ...]) -> None:
+def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: PLR0912 - one line per kind
     """A deadline has come. Its subject exists: whoever ends a subject cancels its deadlines."""
     state = turn.state
     match key:
         case ("lease", bytes() as session):
             sessions.end(turn, state.sessions[SessionId(session)], "expired", "its process was silent past its lease")
         case ("part", Seat() as seat):
-            groups.part_late(turn, state.models[seat.model].replicas[seat.replica], seat.shard)
+            lateness.part_late(turn, state.models[seat.model].replicas[seat.replica], seat.shard)
         case ("transaction", ModelKey() as model, str() as replica):
             transaction = state.models[model].replicas[ReplicaId(replica)].transaction
             if transaction is not None:
-                groups.transaction_late(turn, transaction)
+                lateness.transaction_late(turn, transaction)
         case ("drain", bytes() as generation):
             publishing.drain_late(turn, state.generations[Generation(generation)])
         case ("wait", bytes() as session, int() as call):
             table = state.models[state.sessions[SessionId(session)].waits[call]]
             watching.wait_late(turn, table, table.waits[SessionId(session), call])
+        case ("grace",):
+            grace.end_grace(turn)
         case ("unsure", bytes() as generation):
-            sessions.sure(turn, state.generations[Generation(generation)])
+            grace.sure(turn, state.generations[Generation(generation)])
         case ("asked", bytes() as generation):
             stragglers.not_heard(turn, state.generations[Generation(generation)])
         case ("promise", bytes() as generation):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from tensorhub.server.rates import Pace
 from tensorhub.server.settings import (
     FAR_SLOWER,
     FRESH_NS,
@@ -20,7 +21,7 @@ from tensorhub.server.settings import (
     SECOND_NS,
     SLOWER,
 )
-from tensorhub.server.state import Holding, HoldingState, Pace
+from tensorhub.server.state import Holding, HoldingState
 
 
 def note(filling: Holding, now_ns: int, period_ns: int) -> None:

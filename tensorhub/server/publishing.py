@@ -14,9 +14,9 @@ from tensorhub.errors import (
     NotPublished,
     VersionConflict,
 )
-from tensorhub.messages import Content, Ok, Publish, Seal, Unpublish, Unpublished
+from tensorhub.messages import Announced, Content, Ok, Publish, Seal, Unpublish, Unpublished
 from tensorhub.server import roots
-from tensorhub.server.grants import check_buffers, check_generation, check_opaque
+from tensorhub.server.grants import check_buffers, check_generation, check_opaque, mark_of
 from tensorhub.server.holdings import drop, is_drained, make, names, slot_for
 from tensorhub.server.offers import hide, refresh
 from tensorhub.server.state import Drain, Holding, HoldingState, Member, Transaction
@@ -28,7 +28,7 @@ from tensorhub.types import ID_BYTES, Digest, Version
 def publish(turn: Turn, request: Publish) -> None:
     member = turn.member(request.seat)
     if _is_published(member, request):
-        turn.reply(Ok())  # asked again: the answer was lost
+        turn.reply(Announced(mark_of(member.holdings[request.buffers].slot.record)))  # asked again: the answer was lost
         return
     _check_free(member, request)
     check_generation(turn, member, request.generation)
@@ -51,7 +51,7 @@ def publish(turn: Turn, request: Publish) -> None:
     member.published = request.version
     turn.event("published", model, request.version, member.seat)
     refresh(turn, holding)
-    turn.reply(Ok())
+    turn.reply(Announced(mark_of(slot.record)))
 
 
 def _is_published(member: Member, request: Publish) -> bool:
@@ -160,8 +160,8 @@ def unpublish(turn: Turn, request: Unpublish) -> None:
     if transaction is not None and is_claimed(transaction, member, request.buffers):
         raise Busy(f"buffer set {request.buffers!r} is being replicated into; abort that first", at(member))
     holding = member.holdings.get(request.buffers)
-    if holding is None:
-        raise NotPublished(f"buffer set {request.buffers!r} holds nothing to unpublish", at(member))
+    if holding is None or holding.generation != request.generation:
+        raise NotPublished(f"buffer set {request.buffers!r} holds nothing of this generation to unpublish", at(member))
     if transaction is not None and holding.buffers == transaction.buffers:
         transaction.hidden.pop(shard, None)
         transaction.held.pop(shard, None)

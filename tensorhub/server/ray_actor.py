@@ -11,19 +11,17 @@ import asyncio
 import importlib
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 from tensorhub.errors import BadRequest, Broken, ServerUnavailable
+from tensorhub.server import life
 from tensorhub.server.direct import address_of, listen, serve_direct
 from tensorhub.server.host import Host
-from tensorhub.server.machine import Machine
 from tensorhub.server.polled import PolledDoors
-from tensorhub.server.settings import DEFAULTS, SECOND_NS, Settings
+from tensorhub.server.settings import SECOND_NS
 from tensorhub.server.streams import CONNECTIONS_MAX, FLUSH_S
-from tensorhub.types import ID_BYTES, Epoch
 from tensorhub.wire.token import read_token
 
 #: All reference servers of a cluster live here, whatever namespace their clients have.
@@ -102,12 +100,9 @@ class ReferenceServer:
         self, name: str, lease_ns: int | None, beat_ns: int | None, log_level: str = "WARNING", token: bytes = b""
     ) -> None:
         _set_up_logging(log_level)
-        settings = Settings(
-            lease_ns=DEFAULTS.lease_ns if lease_ns is None else lease_ns,
-            beat_ns=DEFAULTS.beat_ns if beat_ns is None else beat_ns,
-        )
-        self._epoch = Epoch(secrets.token_bytes(ID_BYTES))
-        self._host = Host(Machine(self._epoch, settings), token=token)
+        machine = life.begin(lease_ns, beat_ns)
+        self._epoch = machine.state.epoch
+        self._host = Host(machine, token=token)
         self._doors = PolledDoors(self._host)
         #: Where frames are taken; None where nothing can be bound, and clients can only call.
         self._listener = _listen()

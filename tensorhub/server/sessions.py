@@ -6,24 +6,21 @@ It never looks at versions but to take a claim back or to drop what a dead proce
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, SeatTaken, TensorHubError
-from tensorhub.messages import PROTOCOL, Claim, Conflicted, Hello, Join, Joined, Moved, Ok, Welcome
-from tensorhub.server import groups
-from tensorhub.server.grants import check_buffers, check_generation, check_opaque, part_of
-from tensorhub.server.holdings import drop, linger, link, make, slot_for, stopped
-from tensorhub.server.offers import refresh
-from tensorhub.server.publishing import check_content
+from tensorhub.messages import PROTOCOL, Hello, Join, Joined, Moved, Ok, Welcome
+from tensorhub.server import groups, returning
+from tensorhub.server.grace import open_grace
+from tensorhub.server.grants import part_of
+from tensorhub.server.holdings import drop, linger, stopped
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
-    LINEAGES_MAX,
     LOCATION_DEPTH_MAX,
     MODELS_MAX,
     SEATS_PER_SESSION_MAX,
     SESSIONS_MAX,
 )
-from tensorhub.server.state import Holding, HoldingState, Member, ModelTable, Outcome, Replica, Session
+from tensorhub.server.state import Member, ModelTable, Outcome, Replica, Session
 from tensorhub.server.turn import Turn, at, where
-from tensorhub.server.versions import enter
-from tensorhub.types import ID_BYTES, SHARDS_MAX, ModelKey, Seat, SessionId, check_name, check_version
+from tensorhub.types import ID_BYTES, SHARDS_MAX, ModelKey, Seat, SessionId, check_name
 
 # ---------------------------------------------------------------- sessions
 
@@ -36,13 +33,23 @@ def hello(turn: Turn, request: Hello) -> None:
         raise BadRequest(f"a session id is {ID_BYTES} random bytes, the same for all messages of the session")
     check_name("host", request.host)
     session = turn.state.sessions.get(turn.sender)
+    is_foreign = request.epoch not in (b"", turn.state.epoch)
+    if session is not None and is_foreign:
+        # Two servers believe to be the one. What it did with the other, this one has not heard.
+        end(turn, session, "left", "its process was with another server meanwhile")
+        del turn.state.sessions[session.id]
+        session = None
+    is_known = session is not None
     if session is None:
         if len(turn.state.sessions) >= SESSIONS_MAX:
             raise BadRequest(f"this server has {SESSIONS_MAX} sessions already; close some, or use a second server")
         session = turn.state.sessions[turn.sender] = Session(turn.sender, request.host, request.pid)
+    if is_foreign:
+        session.returned = True
+        open_grace(turn)
     session.connected = True
     renew(turn, turn.sender)
-    turn.reply(Welcome(turn.state.epoch, turn.settings.lease_ns, turn.settings.beat_ns))
+    turn.reply(Welcome(turn.state.epoch, turn.settings.lease_ns, turn.settings.beat_ns, is_known))
 
 
 def renew(turn: Turn, session: SessionId) -> None:
@@ -104,7 +111,7 @@ def join(turn: Turn, request: Join) -> None:
         )
     holder = None if replica is None else replica.members.get(seat.shard)
     if replica is not None and holder is not None and holder.session is session:
-        _reconcile(turn, holder, request)
+        returning.reconcile(turn, holder, request)
         turn.reply(Joined(replica.group, replica.sequence))
         return
     if holder is not None and holder.session.connected:
@@ -172,8 +179,7 @@ def _sit(turn: Turn, request: Join, session: Session) -> None:
     member = Member(seat, session, replica, request.spot, request.location)
     replica.members[seat.shard] = session.members[seat] = member
     turn.event("joined", model, None, seat, f"process {session.pid} on {session.host}")
-    for claim in request.claims:
-        _take_back(turn, member, claim)
+    returning.come_back(turn, member, request, is_first=len(replica.members) == 1)
     turn.reply(Joined(replica.group, replica.sequence))
 
 
@@ -207,7 +213,7 @@ def vacate(turn: Turn, replica: Replica, members: list[Member], kind: str, reaso
             drop(turn, holding, reason)
     replica.group, replica.sequence, replica.moved = _next_group(turn), 0, reason
     for member in replica.members.values():
-        turn.notify(member.session.id, Moved(member.seat, replica.group, reason))
+        turn.notify(member.session.id, Moved(member.seat, replica.group, replica.sequence, reason))
     if not replica.members:
         del replica.model.replicas[replica.id]
         mark_idle(turn, replica.model)
@@ -215,107 +221,3 @@ def vacate(turn: Turn, replica: Replica, members: list[Member], kind: str, reaso
 
 def _shard(member: Member) -> int:
     return member.seat.shard
-
-
-# ---------------------------------------------------------------- claims
-
-
-def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
-    """A holding of a former life of the server. What contradicts others is told so, and not taken."""
-    version = claim.version
-    try:
-        check_name("lineage", version.lineage)
-        check_version(version.number)
-        check_generation(turn, member, claim.generation)
-        check_buffers(member, claim.buffers)
-        check_opaque(member, claim.locators, claim.exposure)
-        _check_claim(member, claim)
-    except TensorHubError as error:
-        turn.notify(member.session.id, Conflicted(member.seat, claim.generation, version, error.message))
-        return
-    enter(turn, member.replica.model, version)
-    slot = slot_for(member, version, claim.content)
-    is_first = not slot.holdings and slot.root is None
-    state = HoldingState.PUBLISHED if claim.published else HoldingState.FILLING
-    if claim.complete and not claim.published:
-        state = HoldingState.COMPLETE
-    holding = make(turn, member, claim.buffers, slot, claim.generation, state=state)
-    holding.locators, holding.exposure = claim.locators, claim.exposure
-    holding.watermark = slot.content.chunks if claim.complete else min(claim.watermark, slot.content.chunks)
-    # Who gave it this prefix nobody knows any more; that much is not put down to the next source.
-    holding.bytes_done = holding.watermark * slot.content.shard_bytes // max(1, slot.content.chunks)
-    if claim.published:
-        member.published = version
-    if claim.complete or claim.published:
-        _take_root(holding, claim, is_first)
-    elif claim.upstream:
-        _await(turn, holding, claim)
-    holding.hidden = claim.hidden
-    holding.is_unsure = True
-    turn.deadlines.set(("unsure", holding.generation), turn.now_ns + turn.settings.lease_ns)
-    refresh(turn, holding)
-
-
-def sure(turn: Turn, holding: Holding) -> None:
-    """Whoever read from it in an earlier life of the server is back by now, or has fenced itself."""
-    holding.is_unsure = False
-    turn.drains[holding] = None
-
-
-def _reconcile(turn: Turn, member: Member, request: Join) -> None:
-    """What a seat does not claim it does not hold: a publish whose answer was lost, an abandon that never arrived.
-
-    Fillings are their transaction's; what drains is claimed as hidden, or its answer is still awaited.
-    """
-    claimed = {claim.generation for claim in request.claims}
-    for holding in list(member.holdings.values()):
-        is_shown = holding.state is not HoldingState.FILLING and holding.drain is None
-        if is_shown and holding.generation not in claimed and holding.buffers not in _in_transaction(member):
-            drop(turn, holding, "its holder does not hold it any more")
-
-
-def _in_transaction(member: Member) -> tuple[str, ...]:
-    """Buffer sets whose state the seat may not have heard of yet."""
-    transaction = member.replica.transaction
-    return () if transaction is None else (transaction.buffers,)
-
-
-def _check_claim(member: Member, claim: Claim) -> None:
-    model = member.replica.model
-    if claim.buffers in member.holdings:
-        raise BadRequest(f"buffer set {claim.buffers!r} is claimed twice", at(member, claim.version))
-    if claim.version.lineage not in model.lineages and len(model.lineages) >= LINEAGES_MAX:
-        raise BadRequest(f"model {model.key} has {LINEAGES_MAX} lineages already", at(member, claim.version))
-    record = model.versions.get(claim.version)
-    slot = None if record is None else record.slots.get(member.seat.shard)
-    if claim.content.verified or slot is None:
-        check_content(member, claim.version, claim.content)
-    if slot is not None and (slot.content != claim.content or (slot.root and claim.root and slot.root != claim.root)):
-        raise BadRequest(f"version {claim.version} is held by others with other bytes", at(member, claim.version))
-
-
-def _take_root(holding: Holding, claim: Claim, is_first: bool) -> None:
-    slot = holding.slot
-    if not claim.content.verified:
-        holding.root = slot.root
-    elif claim.root:
-        holding.root = claim.root
-        if slot.root is None and slot.author is None:
-            slot.root = claim.root
-        elif slot.root is None:
-            holding.proven = False
-            slot.reported[holding.generation] = holding
-    elif is_first:
-        slot.author = holding
-    else:
-        holding.proven = False
-
-
-def _await(turn: Turn, reader: Holding, claim: Claim) -> None:
-    """Read on from the claimed source, now or when it comes back."""
-    source = turn.state.generations.get(claim.upstream)
-    if source is not None:
-        link(turn, reader, source)
-    else:
-        reader.awaits = claim.upstream
-        turn.state.awaited.setdefault(claim.upstream, {})[reader.generation] = None

@@ -68,6 +68,8 @@ ROUTE_TEXT_MAX = 256
 LOCATION_DEPTH_MAX = 8
 #: No wait is endless: a day is longer than any step of training.
 TIMEOUT_NS_MAX = 24 * 3600 * SECOND_NS
+#: Incarnations of groups: a life begins to count somewhere below 2**GROUP_BITS, and believes nobody who is far above.
+GROUP_BITS, GROUP_MAX = 48, 2**62
 #: What `Settings.sources` may be.
 ALL_SOURCES, COMPLETE_SOURCES = "all", "complete"
 
@@ -82,6 +84,9 @@ class Settings:
     beat_ns: int = SECOND_NS
     #: What is left of a lease after its control connection broke: a killed process is known soon.
     reconnect_ns: int = 2 * SECOND_NS
+    #: How long a new life waits for the sessions of an earlier one with what they may contradict. They notice within a
+    #: beat, and try again every second.
+    grace_ns: int = 3 * SECOND_NS
     #: How long a decided transaction outlives its members' deadlines: last replies and clocks that differ.
     commit_margin_ns: int = 5 * SECOND_NS
     #: How long a reported source is offered to nobody, unless it proves progress before.

@@ -11,6 +11,7 @@ from enum import Enum, IntEnum
 
 from tensorhub.messages import Content, Locator, Replicate
 from tensorhub.server.deadlines import Deadlines
+from tensorhub.server.rates import Pace
 from tensorhub.server.story import Story
 from tensorhub.types import (
     Digest,
@@ -46,6 +47,14 @@ class Phase(Enum):
     DONE = "done"
 
 
+class Grace(Enum):
+    """Whether sessions of an earlier life are waited for; see `grace.py`."""
+
+    NONE = "nobody has come from one"
+    OPEN = "they are on their way"
+    OVER = "who has not come does not count"
+
+
 class Kind(IntEnum):
     """Who waits in a line, in the order in which they are served."""
 
@@ -68,6 +77,8 @@ class Session:
     pid: int
     #: False between the loss of the control connection and the next Hello.
     connected: bool = True
+    #: It came from another life of the server, and may know more than this one.
+    returned: bool = False
     #: Seats it occupies; each `Member.session` is this one.
     members: dict[Seat, Member] = field(default_factory=dict)
     #: {call: model} of open watches; each is in `ModelTable.watchers`.
@@ -130,27 +141,6 @@ class Drain:
     session: SessionId
 
 
-@dataclass(slots=True)
-class Pace:
-    """How fast a filling is, by its reports; see `pace.py`."""
-
-    #: Since when it fills at all.
-    began_ns: int = 0
-    #: It has told of bytes from its present source.
-    has_begun: bool = False
-    #: The open period has lasted so long by its own clock, and began with so many bytes.
-    open_ns: int = 0
-    from_bytes: int = 0
-    #: Its last report.
-    heard_ns: int = 0
-    #: Bytes per second in the last whole period, which ended then; 0 and 0 before there is one.
-    rate: int = 0
-    measured_ns: int = 0
-    #: Periods in a row that were far below what others did, and what its source did.
-    below: int = 0
-    behind: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Origin:
     """A source that a holding was filled from, for people: it may be long gone, so it is a name, not a record."""
@@ -189,6 +179,8 @@ class Holding:
     #: Granted in an earlier life of the server, to readers that may not have come back yet: not drained before they
     #: have had a lease's time to do so.
     is_unsure: bool = False
+    #: A filling that was granted in an earlier life.
+    claimed: bool = False
     #: A filling that may be read from: it has planned, or has said beforehand how it will be shown.
     serves: bool = False
     #: It is known to show its generation: it has said that it has planned, or how far it is.
@@ -329,6 +321,10 @@ class ModelTable:
     undecided: dict[ReplicaId, Transaction] = field(default_factory=dict)
     waits: dict[tuple[SessionId, int], Waiting] = field(default_factory=dict)
     watchers: dict[tuple[SessionId, int], None] = field(default_factory=dict)
+    #: The newest version that anybody who came from an earlier life has seen or published; its lineage is known.
+    floor: Version | None = None
+    #: A publisher has come back: nothing newer than the floor was published.
+    vouched: bool = False
     #: {shard: bytes per second of its last fillings}; at most RATES_MAX each.
     rates: dict[int, deque[int]] = field(default_factory=dict)
 
@@ -437,6 +433,8 @@ class State:
     #: {generation of a source not known yet: fillings that claimed to read from it}.
     awaited: dict[Generation, dict[Generation, None]] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    #: While it is open, and only then, it has a deadline.
+    grace: Grace = Grace.NONE
     #: Counts group incarnations and holdings.
     groups: int = 0
     born: int = 0

@@ -7,6 +7,7 @@ numbers of all versions that are not retired rise from lineage to lineage, and e
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, VersionOrder, VersionUnavailable, Where
+from tensorhub.references import LineageMark
 from tensorhub.server.offers import index_readable
 from tensorhub.server.placement import centre
 from tensorhub.server.settings import LINEAGES_MAX
@@ -53,19 +54,34 @@ def enter(turn: Turn, model: ModelTable, version: Version) -> None:
     """Record that a version of this lineage exists; a lineage not seen before becomes the newest."""
     lineage = model.lineages.get(version.lineage)
     if lineage is None:
-        lineage = Lineage(len(model.lineages), version.number, version.number)
-        model.lineages[version.lineage] = lineage
-        model.newest = version.lineage
+        last = max((each.order for each in model.lineages.values()), default=-1)
+        recall(turn, model, LineageMark(version.lineage, last + 1, version.number))
     elif version.number >= lineage.first:
         lineage.highest = max(lineage.highest, version.number)
+    else:
+        _begin(turn, model, version.lineage, lineage, version.number)
+
+
+def recall(turn: Turn, model: ModelTable, mark: LineageMark) -> None:
+    """A lineage is known to stand where the mark says, by this life or by who comes from an earlier one."""
+    lineage = model.lineages.get(mark.name)
+    if lineage is not None and mark.first >= lineage.first:
         return
-    lineage.first = version.number
+    if lineage is None:
+        lineage = model.lineages[mark.name] = Lineage(mark.order, mark.first, mark.first)
+        model.newest = max(model.lineages, key=lambda name: model.lineages[name].order)
+    _begin(turn, model, mark.name, lineage, mark.first)
+
+
+def _begin(turn: Turn, model: ModelTable, name: str, lineage: Lineage, first: int) -> None:
+    """The lineage begins at this number: those before it end below."""
+    lineage.first = first
     for record in model.versions.values():
         if record.order < lineage.order and record.version.number >= lineage.first and not record.retired:
             record.retired = True
             del model.current[record.version.number]
             index_readable(record)
-            turn.event("retired", model, record.version, None, f"lineage {version.lineage!r} begins at {version}")
+            turn.event("retired", model, record.version, None, f"lineage {name!r} begins at {first}")
     turn.models[model] = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensorhub.errors import BadRequest, VersionUnavailable, WaitTimeout, Where
 from tensorhub.messages import Found, List, Listing, Ok, Status, Unwatch, Wait, Watch
 from tensorhub.server import views
+from tensorhub.server.grace import may_decide
 from tensorhub.server.sessions import make_model, mark_idle
 from tensorhub.server.settings import LOCATION_DEPTH_MAX, WAITS_PER_SESSION_MAX
 from tensorhub.server.state import ModelTable, Session, Waiting
@@ -33,6 +34,8 @@ def wait(turn: Turn, request: Wait) -> None:
 
 def look(turn: Turn, model: ModelTable, waiting: Waiting) -> None:
     """Answer a blocked `Wait` if its selector matches now, or never can."""
+    if not may_decide(turn, model, waiting.selector):
+        return
     try:
         record = select(model, waiting.selector, waiting.location)
     except VersionUnavailable as error:

@@ -72,6 +72,7 @@ TAGS: dict[type, int] = {
     m.StatusView: 73,
     m.Event: 74,
     m.Refused: 75,
+    m.Announced: 76,
     # notices
     m.Moved: 96,
     m.SourceLost: 97,

@@ -51,7 +51,7 @@ class CallFrame(_message.Message):
     def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., unpublish: _Optional[_Union[Unpublish, _Mapping]] = ..., replicate: _Optional[_Union[Replicate, _Mapping]] = ..., serve: _Optional[_Union[Serve, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., list: _Optional[_Union[List, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., unwatch: _Optional[_Union[Unwatch, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AnswerFrame(_message.Message):
-    __slots__ = ("id", "welcome", "ok", "joined", "unpublished", "granted", "held", "committed", "found", "listing", "status_view", "event", "refused", "moved", "source_lost", "transaction_aborted", "conflicted")
+    __slots__ = ("id", "welcome", "ok", "joined", "unpublished", "granted", "held", "committed", "found", "listing", "status_view", "event", "refused", "announced", "moved", "source_lost", "transaction_aborted", "conflicted")
     ID_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class AnswerFrame(_message.Message):
     STATUS_VIEW_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LOST_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_ABORTED_FIELD_NUMBER: _ClassVar[int]
@@ -82,11 +83,12 @@ class AnswerFrame(_message.Message):
     status_view: StatusView
     event: Event
     refused: Refused
+    announced: Announced
     moved: Moved
     source_lost: SourceLost
     transaction_aborted: TransactionAborted
     conflicted: Conflicted
-    def __init__(self, id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ok: _Optional[_Union[Ok, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., unpublished: _Optional[_Union[Unpublished, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., listing: _Optional[_Union[Listing, _Mapping]] = ..., status_view: _Optional[_Union[StatusView, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., source_lost: _Optional[_Union[SourceLost, _Mapping]] = ..., transaction_aborted: _Optional[_Union[TransactionAborted, _Mapping]] = ..., conflicted: _Optional[_Union[Conflicted, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ok: _Optional[_Union[Ok, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., unpublished: _Optional[_Union[Unpublished, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., listing: _Optional[_Union[Listing, _Mapping]] = ..., status_view: _Optional[_Union[StatusView, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., source_lost: _Optional[_Union[SourceLost, _Mapping]] = ..., transaction_aborted: _Optional[_Union[TransactionAborted, _Mapping]] = ..., conflicted: _Optional[_Union[Conflicted, _Mapping]] = ...) -> None: ...
 
 class ModelKey(_message.Message):
     __slots__ = ("job", "name")
@@ -202,17 +204,25 @@ class Content(_message.Message):
     verified: bool
     def __init__(self, manifest: _Optional[bytes] = ..., shard_bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., verified: _Optional[bool] = ...) -> None: ...
 
+class LineageMark(_message.Message):
+    __slots__ = ("name", "order", "first")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    order: int
+    first: int
+    def __init__(self, name: _Optional[str] = ..., order: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
 class Claim(_message.Message):
-    __slots__ = ("buffers", "version", "generation", "content", "root", "complete", "published", "watermark", "upstream", "locators", "exposure", "hidden")
+    __slots__ = ("buffers", "version", "generation", "content", "root", "published", "watermark", "locators", "exposure", "hidden")
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
-    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     LOCATORS_FIELD_NUMBER: _ClassVar[int]
     EXPOSURE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
@@ -221,14 +231,72 @@ class Claim(_message.Message):
     generation: bytes
     content: Content
     root: bytes
-    complete: bool
     published: bool
     watermark: int
-    upstream: bytes
     locators: _containers.RepeatedCompositeFieldContainer[Locator]
     exposure: bytes
     hidden: bool
-    def __init__(self, buffers: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., generation: _Optional[bytes] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., root: _Optional[bytes] = ..., complete: _Optional[bool] = ..., published: _Optional[bool] = ..., watermark: _Optional[int] = ..., upstream: _Optional[bytes] = ..., locators: _Optional[_Iterable[_Union[Locator, _Mapping]]] = ..., exposure: _Optional[bytes] = ..., hidden: _Optional[bool] = ...) -> None: ...
+    def __init__(self, buffers: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., generation: _Optional[bytes] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., root: _Optional[bytes] = ..., published: _Optional[bool] = ..., watermark: _Optional[int] = ..., locators: _Optional[_Iterable[_Union[Locator, _Mapping]]] = ..., exposure: _Optional[bytes] = ..., hidden: _Optional[bool] = ...) -> None: ...
+
+class Undertaking(_message.Message):
+    __slots__ = ("buffers", "exactly", "latest", "at_least", "newest", "version", "content", "generation", "timeout_ns", "held", "serves", "upstream", "watermark", "bytes_done", "root", "locators", "exposure", "begun")
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    EXACTLY_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    LOCATORS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSURE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    buffers: str
+    exactly: Exactly
+    latest: Latest
+    at_least: AtLeast
+    newest: Newest
+    version: Version
+    content: Content
+    generation: bytes
+    timeout_ns: int
+    held: bool
+    serves: bool
+    upstream: bytes
+    watermark: int
+    bytes_done: int
+    root: bytes
+    locators: _containers.RepeatedCompositeFieldContainer[Locator]
+    exposure: bytes
+    begun: bool
+    def __init__(self, buffers: _Optional[str] = ..., exactly: _Optional[_Union[Exactly, _Mapping]] = ..., latest: _Optional[_Union[Latest, _Mapping]] = ..., at_least: _Optional[_Union[AtLeast, _Mapping]] = ..., newest: _Optional[_Union[Newest, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., generation: _Optional[bytes] = ..., timeout_ns: _Optional[int] = ..., held: _Optional[bool] = ..., serves: _Optional[bool] = ..., upstream: _Optional[bytes] = ..., watermark: _Optional[int] = ..., bytes_done: _Optional[int] = ..., root: _Optional[bytes] = ..., locators: _Optional[_Iterable[_Union[Locator, _Mapping]]] = ..., exposure: _Optional[bytes] = ..., begun: _Optional[bool] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("group", "sequence", "committed_sequence", "committed", "published", "seen", "lineages", "undertaking")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    LINEAGES_FIELD_NUMBER: _ClassVar[int]
+    UNDERTAKING_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    sequence: int
+    committed_sequence: int
+    committed: Version
+    published: Version
+    seen: Version
+    lineages: _containers.RepeatedCompositeFieldContainer[LineageMark]
+    undertaking: Undertaking
+    def __init__(self, group: _Optional[int] = ..., sequence: _Optional[int] = ..., committed_sequence: _Optional[int] = ..., committed: _Optional[_Union[Version, _Mapping]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., seen: _Optional[_Union[Version, _Mapping]] = ..., lineages: _Optional[_Iterable[_Union[LineageMark, _Mapping]]] = ..., undertaking: _Optional[_Union[Undertaking, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "session", "token", "host", "pid", "epoch")
@@ -253,20 +321,22 @@ class Beat(_message.Message):
     def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("seat", "shards", "layout", "spot", "location", "claims")
+    __slots__ = ("seat", "shards", "layout", "spot", "location", "claims", "standing")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     SPOT_FIELD_NUMBER: _ClassVar[int]
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     shards: int
     layout: str
     spot: bool
     location: Location
     claims: _containers.RepeatedCompositeFieldContainer[Claim]
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., shards: _Optional[int] = ..., layout: _Optional[str] = ..., spot: _Optional[bool] = ..., location: _Optional[_Union[Location, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ...) -> None: ...
+    standing: Standing
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., shards: _Optional[int] = ..., layout: _Optional[str] = ..., spot: _Optional[bool] = ..., location: _Optional[_Union[Location, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Publish(_message.Message):
     __slots__ = ("seat", "buffers", "version", "generation", "content", "locators", "exposure")
@@ -297,16 +367,18 @@ class Seal(_message.Message):
     def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., generation: _Optional[bytes] = ..., root: _Optional[bytes] = ...) -> None: ...
 
 class Unpublish(_message.Message):
-    __slots__ = ("seat", "buffers", "timeout_ns", "abandon")
+    __slots__ = ("seat", "buffers", "timeout_ns", "abandon", "generation")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     buffers: str
     timeout_ns: int
     abandon: bool
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., buffers: _Optional[str] = ..., timeout_ns: _Optional[int] = ..., abandon: _Optional[bool] = ...) -> None: ...
+    generation: bytes
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., buffers: _Optional[str] = ..., timeout_ns: _Optional[int] = ..., abandon: _Optional[bool] = ..., generation: _Optional[bytes] = ...) -> None: ...
 
 class Replicate(_message.Message):
     __slots__ = ("seat", "buffers", "group", "sequence", "exactly", "latest", "at_least", "newest", "timeout_ns", "generation", "serves", "manifest", "locators", "exposure")
@@ -469,14 +541,16 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "lease_ns", "beat_ns")
+    __slots__ = ("epoch", "lease_ns", "beat_ns", "known")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_NS_FIELD_NUMBER: _ClassVar[int]
     BEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     epoch: bytes
     lease_ns: int
     beat_ns: int
-    def __init__(self, epoch: _Optional[bytes] = ..., lease_ns: _Optional[int] = ..., beat_ns: _Optional[int] = ...) -> None: ...
+    known: bool
+    def __init__(self, epoch: _Optional[bytes] = ..., lease_ns: _Optional[int] = ..., beat_ns: _Optional[int] = ..., known: _Optional[bool] = ...) -> None: ...
 
 class Ok(_message.Message):
     __slots__ = ()
@@ -490,6 +564,12 @@ class Joined(_message.Message):
     sequence: int
     def __init__(self, group: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
+class Announced(_message.Message):
+    __slots__ = ("lineage",)
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    lineage: LineageMark
+    def __init__(self, lineage: _Optional[_Union[LineageMark, _Mapping]] = ...) -> None: ...
+
 class Unpublished(_message.Message):
     __slots__ = ("readers", "served")
     READERS_FIELD_NUMBER: _ClassVar[int]
@@ -499,7 +579,7 @@ class Unpublished(_message.Message):
     def __init__(self, readers: _Optional[_Iterable[str]] = ..., served: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("version", "content", "root", "source", "reason", "drained_ns", "begun")
+    __slots__ = ("version", "content", "root", "source", "reason", "drained_ns", "begun", "lineage")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +587,7 @@ class Granted(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DRAINED_NS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     version: Version
     content: Content
     root: bytes
@@ -514,13 +595,16 @@ class Granted(_message.Message):
     reason: str
     drained_ns: int
     begun: bool
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., root: _Optional[bytes] = ..., source: _Optional[_Union[Reference, _Mapping]] = ..., reason: _Optional[str] = ..., drained_ns: _Optional[int] = ..., begun: _Optional[bool] = ...) -> None: ...
+    lineage: LineageMark
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., root: _Optional[bytes] = ..., source: _Optional[_Union[Reference, _Mapping]] = ..., reason: _Optional[str] = ..., drained_ns: _Optional[int] = ..., begun: _Optional[bool] = ..., lineage: _Optional[_Union[LineageMark, _Mapping]] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "lineage")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     version: Version
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
+    lineage: LineageMark
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., lineage: _Optional[_Union[LineageMark, _Mapping]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("version",)
@@ -545,14 +629,16 @@ class Refused(_message.Message):
     def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., where: _Optional[_Union[Where, _Mapping]] = ...) -> None: ...
 
 class Moved(_message.Message):
-    __slots__ = ("seat", "group", "reason")
+    __slots__ = ("seat", "group", "reason", "sequence")
     SEAT_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     seat: Seat
     group: int
     reason: str
-    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., group: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    sequence: int
+    def __init__(self, seat: _Optional[_Union[Seat, _Mapping]] = ..., group: _Optional[int] = ..., reason: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class SourceLost(_message.Message):
     __slots__ = ("seat", "generation", "source", "reason")

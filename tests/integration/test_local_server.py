@@ -75,7 +75,7 @@ def test_killed_server_is_replaced_and_told_what_is_held(servers: LocalServers) 
     seat = Seat(MODEL, ReplicaId("trainer"), 0)
     generation = Generation(os.urandom(16))
     version = Version("main", 7)
-    claim = m.Claim("a", version, generation, CONTENT, ROOT, True, True, 16, Generation(b""), (), b"")
+    claim = m.Claim("a", version, generation, CONTENT, ROOT, True, 16, (), b"")
     claiming = m.Join(seat, 1, "layout", False, join_of("trainer").location, (claim,))
 
     async def case(opened: Session) -> None:

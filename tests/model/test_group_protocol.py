@@ -18,7 +18,7 @@ import pytest
 from tensorhub import messages as m
 from tensorhub.server.machine import Machine
 from tensorhub.server.turn import Outgoing
-from tensorhub.types import Epoch, Generation, Latest, Location, ReplicaId, Seat, SessionId, Version
+from tensorhub.types import NO_GENERATION, Epoch, Generation, Latest, Location, ReplicaId, Seat, SessionId, Version
 from tests.unit.server.kit import ACTOR, content, ident, root
 
 #: Explored worlds at most: a run beyond this has lost its pruning.
@@ -157,7 +157,7 @@ def request_of(shard: Shard, step: str) -> m.Request:
         case "seal":
             return m.Seal(seat, Generation(ident(f"{seat} publishes {version}")), root(version))
         case "unpublish":
-            return m.Unpublish(seat, "a", 3_000_000_000)
+            return m.Unpublish(seat, "a", shard.shown or NO_GENERATION, 3_000_000_000)
         case "ask":
             return m.Replicate(seat, "a", shard.group, shard.sequence, Latest(), 4_000_000_000, shard.filling)
         case "serve":
@@ -235,7 +235,7 @@ def hear(world: World, out: list[Outgoing]) -> None:
                 shard.version = version.number
                 if isinstance(message.message, m.Granted):
                     shard.reads, shard.granted = message.message.source.generation, (shard.group, shard.sequence)
-            case m.Ok() if shard.open.get(message.id, "").startswith("publish"):
+            case m.Announced():
                 shard.shown = Generation(ident(f"{shard.seat} publishes {shard.open[message.id].split()[1]}"))
             case m.Unpublished():
                 late = [str(each.seat) for each in world.shards if each.reads == shard.shown and not each.is_dead]

@@ -188,7 +188,9 @@ class ServerModel(RuleBasedStateMachine):
     @rule(index=PROCESSES, timeout=TIMEOUTS, abandon=st.sampled_from([False, False, False, True]))
     def unpublish(self, index: int, timeout: int, abandon: bool) -> None:
         seat = self.seat(index)
-        request = m.Unpublish(self.real(seat), "a", timeout, abandon)
+        held = next((g for g, h in self.twin.holdings.items() if h["seat"] == seat), None)
+        generation = Generation(bytes(16) if held is None else ident(held))
+        request = m.Unpublish(self.real(seat), "a", generation, timeout, abandon)
         self.step(self.session[seat], request, "unpublish", seat, timeout, abandon)
 
     @rule(replica=st.integers(1, 3), selector=SELECTORS, timeout=TIMEOUTS, together=st.booleans(), offers=OFFERS)

@@ -251,7 +251,7 @@ class Twin:
             known["author"] = generation
         else:
             holding["proven"] = False
-        self.say(who, call, "Ok")
+        self.say(who, call, "Announced")
 
     def seal(self, who: str, call: int, seat: Seat, generation: str, root: str) -> None:
         self.own(who, seat)

@@ -93,7 +93,7 @@ class Player:
             case "seal":
                 request = m.Seal(process.seat, process.published, root(number + (100 if "other" in rest else 0)))
             case "unpublish":
-                request = m.Unpublish(process.seat, "a", 5 * SECOND_NS, "abandon" in rest)
+                request = m.Unpublish(process.seat, "a", process.held("a"), 5 * SECOND_NS, "abandon" in rest)
             case "replicate":
                 return process.replicate(parse_selector(rest[0].removeprefix("v"))), process.session
             case "serve":
@@ -137,9 +137,9 @@ class Player:
 def describe(message: m.Reply | m.Notice) -> str:
     """A message in the words of the transcripts."""
     match message:
-        case m.Ok():
+        case m.Ok() | m.Announced():
             return "ok"
-        case m.Granted(version, _, _, source, reason):
+        case m.Granted(version, _, _, source, reason, _):
             return f"v{version} from {source.seat} ({reason})"
         case m.Held(version):
             return f"holds v{version} already"
@@ -155,7 +155,7 @@ def describe(message: m.Reply | m.Notice) -> str:
             return f"[source lost: {reason}]"
         case m.TransactionAborted(_, _, _, reason):
             return f"[aborted: {reason}]"
-        case m.Moved(_, group, reason):
+        case m.Moved(_, group, _, reason):
             return f"[group {group}: {reason}]"
         case m.Conflicted(_, _, _, reason):
             return f"[conflict: {reason}]"

@@ -46,8 +46,9 @@ class FakeMachine:
         if isinstance(request, m.Hello):
             if not self.welcomes:
                 return [Outgoing(sender, call, refused("Unauthorized", "no token"))]
+            is_known = sender in self.leases
             self.leases[sender] = now_ns + LEASE_NS
-            return [Outgoing(sender, call, m.Welcome(self.epoch, LEASE_NS, self.beat_ns))]
+            return [Outgoing(sender, call, m.Welcome(self.epoch, LEASE_NS, self.beat_ns, is_known))]
         if sender not in self.leases:
             return [Outgoing(sender, call, refused("LeaseLost"))]
         if isinstance(request, self.mute):
@@ -74,11 +75,11 @@ class FakeMachine:
                 found = [Outgoing(to, waiting, m.Found(request.version)) for to, waiting in self.waits]
                 self.waits.clear()
                 told = [Outgoing(to, watch, event) for to, watch in self.watches]
-                return [*found, *told, Outgoing(sender, call, m.Ok())]
+                return [*found, *told, Outgoing(sender, call, m.Announced(m.LineageMark("main", 0, 0)))]
             case m.Abort(seat, reason=reason):
                 if reason == "break":
                     raise RuntimeError("an invariant does not hold")
-                return [Outgoing(self.seats[seat], 0, m.Moved(seat, 8, reason)), Outgoing(sender, call, m.Ok())]
+                return [Outgoing(self.seats[seat], 0, m.Moved(seat, 8, 0, reason)), Outgoing(sender, call, m.Ok())]
             case m.Done():
                 return [Outgoing(sender, call, m.Committed(Version("main", 1)))]
             case _:

@@ -31,7 +31,7 @@ def test_both_families_are_spoken(number: str) -> None:
         link = FrameLink("test", Address.parse(str(at)))
         connection = await link.connect(5.0)
         await connection.send(HELLO)
-        assert await connection.receive() == Answer(1, m.Welcome(EPOCH, LEASE_NS, BEAT_NS))
+        assert await connection.receive() == Answer(1, m.Welcome(EPOCH, LEASE_NS, BEAT_NS, False))
         assert await link.own_host() == number
         await connection.close()
         host.stop("done")

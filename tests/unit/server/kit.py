@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from tensorhub import messages as m
+from tensorhub.references import NO_PAST
 from tensorhub.server import views
 from tensorhub.server.machine import Machine
 from tensorhub.server.settings import DEFAULTS, SECOND_NS, Settings
@@ -30,6 +31,8 @@ from tensorhub.types import (
 ACTOR = ModelKey("default", "actor")
 LATEST = Latest()
 NO_EPOCH = Epoch(b"")
+#: The epoch of a server that died.
+OTHER_LIFE = Epoch(b"another life    ")
 
 
 def ident(text: str) -> bytes:
@@ -81,11 +84,13 @@ class Process:
 
     # ------------------------------------------------------------ requests
 
-    def hello(self) -> m.Reply | m.Notice | None:
-        return self.do(m.Hello(m.PROTOCOL, self.session, b"", f"host-{self.name}", 7, NO_EPOCH))
+    def hello(self, epoch: Epoch = NO_EPOCH) -> m.Reply | m.Notice | None:
+        return self.do(m.Hello(m.PROTOCOL, self.session, b"", f"host-{self.name}", 7, epoch))
 
-    def join(self, claims: tuple[m.Claim, ...] = (), layout: str = "flat") -> m.Reply | m.Notice | None:
-        answer = self.do(m.Join(self.seat, self.shards, layout, False, self.location, claims))
+    def join(
+        self, claims: tuple[m.Claim, ...] = (), layout: str = "flat", standing: m.Standing = NO_PAST
+    ) -> m.Reply | m.Notice | None:
+        answer = self.do(m.Join(self.seat, self.shards, layout, False, self.location, claims, standing))
         if isinstance(answer, m.Joined):
             self.group, self.sequence = answer.group, answer.sequence
         return answer
@@ -109,7 +114,14 @@ class Process:
         return self.do(m.Seal(self.seat, self.published, root(number)))
 
     def unpublish(self, timeout_s: float = 5, *, abandon: bool = False, buffers: str = "a") -> int:
-        return self.ask(m.Unpublish(self.seat, buffers, int(timeout_s * SECOND_NS), abandon))
+        return self.ask(m.Unpublish(self.seat, buffers, self.held(buffers), int(timeout_s * SECOND_NS), abandon))
+
+    def held(self, buffers: str) -> Generation:
+        """What the server has of this buffer set; some generation when it has nothing."""
+        session = self.cluster.machine.state.sessions.get(self.session)
+        member = None if session is None else session.members.get(self.seat)
+        holding = None if member is None else member.holdings.get(buffers)
+        return Generation(bytes(16)) if holding is None else holding.generation
 
     def replicate(
         self, selector: Selector = LATEST, timeout_s: float = 5, *, buffers: str = "a", serves: bool = True
@@ -148,6 +160,44 @@ class Process:
 
     def leave(self) -> m.Reply | m.Notice | None:
         return self.do(m.Leave(self.seat))
+
+
+def claim(process: Process, **change: object) -> m.Claim:
+    """Version 4, replicated and committed, unless told otherwise."""
+    values: dict[str, object] = {
+        "buffers": "a",
+        "version": Version("main", 4),
+        "generation": Generation(ident(f"claim of {process.name}")),
+        "content": content(4),
+        "root": root(4),
+        "published": False,
+        "watermark": 8,
+        "locators": (),
+        "exposure": b"",
+    }
+    return m.Claim(**(values | change))  # type: ignore[arg-type]
+
+
+def undertaking(process: Process, **change: object) -> m.Undertaking:
+    """A filling with version 4, two of its eight chunks done, for somebody who asked for `latest` a while ago."""
+    values: dict[str, object] = {
+        "buffers": "a",
+        "selector": LATEST,
+        "version": Version("main", 4),
+        "content": content(4),
+        "generation": process.generation,
+        "timeout_ns": 60 * SECOND_NS,
+        "held": False,
+        "serves": True,
+        "upstream": Generation(b""),
+        "watermark": 2,
+        "bytes_done": 2 * 65536,
+        "root": Digest(b""),
+        "locators": process.locators(),
+        "exposure": b"there",
+        "begun": True,
+    }
+    return m.Undertaking(**(values | change))  # type: ignore[arg-type]
 
 
 @dataclass

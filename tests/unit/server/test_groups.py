@@ -116,7 +116,9 @@ def test_already_held() -> None:
     for roll in rolls:
         roll.done(1)
         roll.sequence += 1
-    assert [roll.answer(roll.replicate()) for roll in rolls] == [m.Held(m.Version("main", 1))] * 2
+    assert [roll.answer(roll.replicate()) for roll in rolls] == [
+        m.Held(m.Version("main", 1), m.LineageMark("main", 0, 1))
+    ] * 2
     calls = [roll.done(1) for roll in rolls]
     assert isinstance(rolls[0].answer(calls[0]), m.Committed)
 

@@ -83,7 +83,7 @@ def _publish(me: Process) -> m.Publish:
 #: {event: {state: (told, state afterwards)}}; what is not listed is refused as `else` and changes nothing.
 HOLDING_TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "publish": {
-        "absent": ("Ok", "publishing"),
+        "absent": ("Announced", "publishing"),
         "filling": ("Busy", "filling"),
         "serving": ("Busy", "serving"),
         "else": ("AlreadyPublished", ""),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tensorhub import messages as m
 from tensorhub.server.settings import ORIGINS_MAX, SECOND_NS
-from tensorhub.types import Generation
+from tensorhub.types import Generation, Version
 from tensorhub.views import PulledView
-from tests.unit.server.kit import ACTOR, Cluster, Process, content, root
+from tests.unit.server.kit import ACTOR, OTHER_LIFE, Cluster, Process, content, root, undertaking
 
 CHUNK = 65536
 Pulled = list[tuple[str, int]]
@@ -123,27 +121,22 @@ def test_a_new_life_does_not_put_earlier_bytes_down_to_the_next_source() -> None
     cluster = Cluster()
     (trainer,) = published(cluster, "trainer")
     reader = cluster.stranger("roll")
-    reader.hello()
+    reader.hello(OTHER_LIFE)
     reader.generation = reader.fresh()
-    claim = m.Claim(
-        buffers="a",
-        version=view_of(trainer).version,
-        generation=reader.generation,
+    told = undertaking(
+        reader,
+        version=Version("main", 1),
         content=content(1),
-        root=root(1),
-        complete=False,
-        published=False,
         watermark=3,
+        bytes_done=3 * CHUNK,
         upstream=trainer.published,
-        locators=reader.locators(),
-        exposure=b"there",
     )
-    assert isinstance(reader.join((claim,)), m.Joined)
+    assert isinstance(reader.join(standing=m.Standing(7, 0, undertaking=told)), m.Joined)
     assert pulled(reader) == [("trainer#0", 0)]
     reader.progress(5)
     assert pulled(reader) == [("trainer#0", 2 * CHUNK)]
     again = cluster.stranger("roll-2")
     again.hello()
-    done = replace(claim, generation=again.fresh(), complete=True, watermark=8, upstream=Generation(b""))
-    assert isinstance(again.join((done,)), m.Joined)
+    claim = m.Claim("a", Version("main", 1), again.fresh(), content(1), root(1), False, 8, (), b"")
+    assert isinstance(again.join((claim,)), m.Joined)
     assert pulled(again) == []

@@ -161,7 +161,9 @@ def test_behind_the_trainer_it_is_measured_by_what_others_did() -> None:
     flow = chain(a=FAST, x=SLOW, b=FAST)
     flow.run()
     for name in ("a", "x", "b"):
-        flow.cluster.processes[name].do(m.Unpublish(flow.cluster.processes[name].seat, "a", SECOND_NS))
+        flow.cluster.processes[name].do(
+            m.Unpublish(flow.cluster.processes[name].seat, "a", flow.cluster.processes[name].held("a"), SECOND_NS)
+        )
     for name in ("a", "b"):
         flow.cluster.processes[name].leave()
     flow.cluster.processes["trainer"].unpublish()

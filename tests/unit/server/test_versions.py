@@ -16,7 +16,7 @@ def holders(*numbers: int, location: str = "") -> Cluster:
     cluster = Cluster()
     for number in numbers:
         process = cluster.process(f"t{number}", location=location)
-        assert process.publish(number) == m.Ok()
+        assert isinstance(process.publish(number), m.Announced)
         process.seal(number)
     return cluster
 
@@ -109,10 +109,10 @@ def test_version_order() -> None:
     other = cluster.process("other")
     first = cluster.processes["t5"]
     assert refused(other.publish(4)) == "VersionOrder"
-    assert other.publish(5) == m.Ok()
+    assert isinstance(other.publish(5), m.Announced)
     first.unpublish()
     assert refused(first.publish(5)) == "VersionOrder"
-    assert first.publish(6) == m.Ok()
+    assert isinstance(first.publish(6), m.Announced)
 
 
 def test_lineage_retires() -> None:
@@ -122,7 +122,7 @@ def test_lineage_retires() -> None:
     granted = reader.answer(reader.replicate(Exactly(7)))
     assert isinstance(granted, m.Granted)
     resumed = cluster.process("resumed")
-    assert resumed.publish(5, lineage="retry") == m.Ok()
+    assert isinstance(resumed.publish(5, lineage="retry"), m.Announced)
     assert cluster.state_of(7) == "retired"
     assert cluster.state_of(3) == "readable"
     assert found(cluster, Latest()) == "5@retry"
@@ -184,7 +184,7 @@ def test_metadata_bounded() -> None:
         publish = m.Publish(trainer.seat, "a", Version("main", number), generation, content(), (), b"")
         machine.receive(number, trainer.session, 5, publish)
         machine.receive(number, trainer.session, 6, m.Seal(trainer.seat, generation, root(1)))
-        out = machine.receive(number, trainer.session, 7, m.Unpublish(trainer.seat, "a", SECONDS))
+        out = machine.receive(number, trainer.session, 7, m.Unpublish(trainer.seat, "a", generation, SECONDS))
         assert out[0].message == m.Unpublished(())
     machine.check()
     model = machine.state.models[ACTOR]
@@ -211,7 +211,7 @@ def test_models_never_published_are_forgotten() -> None:
 
 def second(cluster: Cluster, number: int, **how: bool) -> Process:
     process = cluster.process("second")
-    assert process.publish(number, what=content(number, **how)) == m.Ok()
+    assert isinstance(process.publish(number, what=content(number, **how)), m.Announced)
     return process
 
 

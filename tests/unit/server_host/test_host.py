@@ -21,7 +21,7 @@ from tests.support.virtual_time import run_virtual
 A, B = SessionId(b"a" * 16), SessionId(b"b" * 16)
 MODEL = ModelKey("job", "actor")
 SEAT = Seat(MODEL, ReplicaId("r"), 0)
-WELCOME = m.Welcome(Epoch(b"e" * 16), LEASE_NS, BEAT_NS)
+WELCOME = m.Welcome(Epoch(b"e" * 16), LEASE_NS, BEAT_NS, False)
 JOIN = m.Join(SEAT, 1, "", False, Location())
 BREAK = m.Abort(SEAT, 1, 1, "break")
 
@@ -160,7 +160,7 @@ def test_answers_of_a_step_reach_other_sessions() -> None:
         await say(door, 2, JOIN)
         await other.submit(Call(2, m.Abort(SEAT, 1, 1, "why")))
         assert await other.take() == [Answer(2, m.Ok())]
-        assert await door.take() == [Answer(0, m.Moved(SEAT, 8, "why"))]
+        assert await door.take() == [Answer(0, m.Moved(SEAT, 8, 0, "why"))]
         door.close("gone")
         assert await say(other, 3, m.Abort(SEAT, 1, 1, "why")) == [Answer(3, m.Ok())]
 
@@ -305,9 +305,9 @@ def test_hello_with_the_token_is_welcome() -> None:
 
     async def case(host: Host, machine: FakeMachine) -> None:
         shown = replace(hello(A), token=b"secret")
-        for name in ("one", "two"):
+        for name, is_known in (("one", False), ("two", True)):
             (answer,) = await say(host.open(name), 1, shown)
-            assert answer.reply == WELCOME
+            assert answer.reply == replace(WELCOME, known=is_known)
         assert "secret" not in repr(shown)
 
     serving(case, b"secret")

@@ -47,7 +47,7 @@ def test_answers_come_in_order_by_polls() -> None:
             frames, closed = await doors.take(door)
             assert closed is None
             answers += [decode_answer(frame) for frame in frames]
-        assert answers == [Answer(1, m.Welcome(EPOCH, LEASE_NS, BEAT_NS)), Answer(2, m.Listing(()))]
+        assert answers == [Answer(1, m.Welcome(EPOCH, LEASE_NS, BEAT_NS, False)), Answer(2, m.Listing(()))]
 
     polled(case)
 

@@ -1,0 +1,388 @@
+"""A new life of the server, which begins empty: what sessions bring back, and what is not decided before they have.
+
+Ids are those of `fault-cases`: `server_restart_midtransfer`, `server_recreated_same_name`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tensorhub import messages as m
+from tensorhub.server.settings import DEFAULTS, SECOND_NS
+from tensorhub.types import AtLeast, Digest, Exactly, Generation, Latest, Newest, Selector, Version
+from tests.unit.server.kit import LATEST, OTHER_LIFE, Cluster, Process, claim, content, ident, root, undertaking
+
+GRACE_S = DEFAULTS.grace_ns / SECOND_NS
+LEASE_S = DEFAULTS.lease_ns / SECOND_NS
+MAIN = m.LineageMark("main", 0, 1)
+OLD, NEW = Version("main", 4), Version("main", 5)
+
+
+def refused(answer: m.Reply | m.Notice | None) -> str:
+    assert isinstance(answer, m.Refused), answer
+    return answer.error
+
+
+def back(
+    cluster: Cluster, name: str, *claims: m.Claim, shards: int = 1, location: str = "", **standing: object
+) -> Process:
+    """A process that was with the server that died. It was told `group` 7 and has `sequence` 3 next."""
+    process = cluster.stranger(name, shards=shards, location=location)
+    process.generation = process.fresh()
+    assert isinstance(process.hello(OTHER_LIFE), m.Welcome)
+    told = m.Standing(7, 3, lineages=(MAIN,), seen=OLD)
+    told = replace(told, **{name: value(process) if callable(value) else value for name, value in standing.items()})
+    assert isinstance(process.join(claims, standing=told), m.Joined)
+    return process
+
+
+def holder(cluster: Cluster, name: str, **change: object) -> Process:
+    """A process back with a claim."""
+    return back(cluster, name, claim(cluster.stranger(name), **change))
+
+
+def trainer_of(cluster: Cluster, number: int, **change: object) -> Process:
+    """The publisher of a version, back."""
+    version = Version("main", number)
+    what = {"version": version, "content": content(number), "root": root(number), "published": True}
+    shown = claim(cluster.stranger("trainer"), **(what | change))
+    return back(cluster, "trainer", shown, published=version, seen=None)
+
+
+def reader(cluster: Cluster, name: str = "roll", *, shards: int = 1, **change: object) -> Process:
+    """A process back in the middle of a transfer of version 4."""
+    return back(cluster, name, shards=shards, undertaking=lambda process: undertaking(process, **change))
+
+
+# ---------------------------------------------------------------- holdings
+
+
+def test_claims_are_offered_again() -> None:
+    """What sessions bring to an empty server is readable as before, and what it was called stays taken."""
+    cluster = Cluster()
+    trainer_of(cluster, 4)
+    reader = cluster.process("roll-2")
+    assert cluster.fetched(reader, 4).source.seat.replica == "trainer"
+    publisher = cluster.process("other")
+    assert refused(publisher.publish(3)) == "VersionOrder"
+
+
+def test_a_claimed_source_is_not_drained_before_its_old_readers_could_come_back() -> None:
+    """Drained, over a restart: a new server cannot know who still reads what an earlier one granted; a lease later
+    everybody is back or has no lease any more. What was hidden stays hidden."""
+    cluster = Cluster()
+    trainer = trainer_of(cluster, 4, hidden=True)
+    observer = cluster.process("roll")
+    assert observer.answer(observer.replicate()) is None
+    call = trainer.unpublish(timeout_s=3)
+    cluster.alive(4, trainer, observer)
+    assert "an earlier life" in trainer.answer(call).message
+    call = trainer.unpublish(timeout_s=60)
+    cluster.alive(5, trainer, observer)
+    assert trainer.answer(call) is None
+    cluster.alive(5, trainer, observer)
+    assert trainer.answer(call).readers == ()
+
+
+def test_what_a_seat_does_not_claim_is_dropped() -> None:
+    """A publish whose answer was lost, or an abandon that never arrived: the next Join of the seat sets it right."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    trainer.seal(1)
+    assert refused(trainer.publish(1)) == "AlreadyPublished"
+    assert isinstance(trainer.join(), m.Joined)
+    assert not cluster.machine.state.generations
+    assert isinstance(trainer.publish(2), m.Announced)
+
+
+def test_what_a_seat_claims_later_is_taken() -> None:
+    """A commit that an earlier life told of while this one was already there: the next Join brings it."""
+    cluster = Cluster()
+    roll = back(cluster, "roll")
+    assert isinstance(roll.join((claim(roll),)), m.Joined)
+    assert cluster.state_of(4) == "readable"
+
+
+def test_claim_that_contradicts() -> None:
+    """A claim of other bytes under a known version is not taken, and its owner is told."""
+    cluster = Cluster()
+    holder(cluster, "roll-1")
+    other = holder(cluster, "roll-2", root=root(5))
+    assert len(other.notices(m.Conflicted)) == 1
+    assert len(cluster.machine.state.generations) == 1
+
+
+# ---------------------------------------------------------------- transfers
+
+
+def test_a_transfer_goes_on() -> None:
+    """Nothing is granted anew: the filling reads on from its source, commits by its old numbers, and serves."""
+    cluster = Cluster()
+    trainer = trainer_of(cluster, 4)
+    source = Generation(ident("claim of trainer"))
+    roll = reader(cluster, upstream=source)
+    assert (roll.group, roll.sequence) == (7, 3)
+    roll.progress(5)
+    assert roll.answer(roll.done(4)) == m.Committed(OLD)
+    assert cluster.fetched(cluster.process("next"), 4).source.seat.replica in ("roll", "trainer")
+    assert trainer.notices(m.Conflicted) == []
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+def test_a_transfer_holds_its_source(reader_first: bool) -> None:
+    """Whoever comes back first: a drain waits for the reader."""
+    cluster = Cluster()
+    source = Generation(ident("claim of trainer"))
+    if reader_first:
+        reader(cluster, upstream=source)
+    trainer = trainer_of(cluster, 4)
+    if not reader_first:
+        reader(cluster, upstream=source)
+    roll = cluster.processes["roll"]
+    call = trainer.unpublish(timeout_s=60)
+    cluster.alive(30, trainer, roll)
+    assert trainer.answer(call) is None
+    roll.leave()
+    assert trainer.answer(call).readers == ()
+
+
+def test_a_transfer_whose_source_died_with_the_server_waits_for_those_on_their_way() -> None:
+    """A re-route in the grace waits for holders that are not back yet, and gets the first that is."""
+    cluster = Cluster()
+    gone = Generation(ident("gone"))
+    roll = reader(cluster, upstream=gone)
+    call = roll.reroute(gone, watermark=3)
+    assert roll.answer(call) is None
+    holder(cluster, "other")
+    granted = roll.answer(call)
+    assert isinstance(granted, m.Granted)
+    assert granted.source.seat.replica == "other"
+
+
+def test_a_transfer_without_any_source_ends_with_the_grace() -> None:
+    """Nobody else came: what the reader waits for cannot come any more, and it hears so."""
+    cluster = Cluster()
+    gone = Generation(ident("gone"))
+    roll = reader(cluster, upstream=gone)
+    call = roll.reroute(gone, watermark=3, timeout_s=60)
+    cluster.alive(GRACE_S + 1, roll)
+    assert refused(roll.answer(call)) == "VersionUnavailable"
+
+
+def test_a_subset_goes_on_and_serves_nobody() -> None:
+    """`replicate(only=...)` survives as well: it is decided, and it is dropped when it commits."""
+    cluster = Cluster()
+    trainer_of(cluster, 4)
+    source = Generation(ident("claim of trainer"))
+    roll = reader(cluster, upstream=source, serves=False, locators=(), exposure=b"", begun=False)
+    assert roll.answer(roll.done(4, Digest(b""))) == m.Committed(OLD)
+    assert [str(each.member.seat) for each in cluster.machine.state.generations.values()] == ["trainer#0"]
+
+
+def test_a_reader_that_had_not_begun_is_offered_as_it_will_be_shown() -> None:
+    """A chain made in one step survives: the reader behind one that has only been granted is sent to it again."""
+    cluster = Cluster()
+    trainer_of(cluster, 4)
+    first = reader(cluster, "first", upstream=Generation(ident("claim of trainer")), watermark=0, begun=False)
+    granted = cluster.process("second")
+    answer = granted.answer(granted.replicate(Exactly(4)))
+    assert isinstance(answer, m.Granted)
+    assert (answer.source.generation, answer.begun) == (first.generation, False)
+
+
+def test_more_readers_than_places_are_believed() -> None:
+    """This life may have given away a place before an old reader of it came back: it reads on all the same, and no
+    further one is sent there."""
+    cluster = Cluster()
+    trainer_of(cluster, 4)
+    source = Generation(ident("claim of trainer"))
+    for name in ("a", "b", "c", "d", "e"):
+        reader(cluster, name, upstream=source, locators=(), exposure=b"", begun=False)
+    assert len(cluster.machine.state.generations[source].readers) == 5
+    late = cluster.process("late")
+    assert late.answer(late.replicate(Exactly(4))) is None
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_a_half_consumed_group_keeps_its_decision() -> None:
+    """Shard 0 reads version 4, shard 1 had not asked: it gets version 4, though 5 is the latest by then."""
+    cluster = Cluster(shards=2)
+    for shard in range(2):
+        name = f"trainer#{shard}"
+        new = claim(cluster.stranger(name), version=NEW, content=content(5), root=root(5), published=True)
+        back(cluster, name, new, shards=2, published=NEW)
+        back(cluster, f"old#{shard}", claim(cluster.stranger(f"old#{shard}")), shards=2)
+    one = back(cluster, "roll#1", shards=2)
+    call = one.replicate()
+    assert one.answer(call) is None, "its sibling may bring a decision"
+    reader(cluster, "roll#0", shards=2, upstream=Generation(ident("claim of old#0")))
+    granted = one.answer(call)
+    assert isinstance(granted, m.Granted)
+    assert granted.version == OLD
+
+
+def test_a_group_whose_shard_does_not_come_back_decides_after_the_grace() -> None:
+    """Waiting for a shard that died with the server has an end."""
+    cluster = Cluster(shards=2)
+    for shard in range(2):
+        back(cluster, f"old#{shard}", claim(cluster.stranger(f"old#{shard}")), shards=2)
+    one = back(cluster, "roll#1", shards=2)
+    call = one.replicate(timeout_s=60)
+    cluster.alive(GRACE_S - 1, one)
+    assert one.answer(call) is None
+    cluster.alive(2, one)
+    assert isinstance(one.answer(call), m.Granted)
+
+
+def test_a_commit_that_one_shard_has_heard_of_is_a_commit() -> None:
+    """The answer to shard 1 was lost with the server: it asks again and hears the same, whoever is back first."""
+    for heard_first in (True, False):
+        cluster = Cluster(shards=2)
+        told = {"committed_sequence": 3, "committed": OLD, "sequence": 4}
+        shown = claim(cluster.stranger("roll#0"))
+        if heard_first:
+            back(cluster, "roll#0", shown, shards=2, **told)
+        one = reader(cluster, "roll#1", shards=2, watermark=8, root=root(4))
+        one.group, one.sequence = 7, 3
+        call = None if heard_first else one.done(4)
+        if not heard_first:
+            back(cluster, "roll#0", shown, shards=2, **told)
+        assert one.answer(one.done(4) if call is None else call) == m.Committed(OLD)
+        assert cluster.state_of(4) == "readable"
+        assert cluster.machine.state.models[one.seat.model].replicas[one.seat.replica].sequence == 4
+
+
+def test_an_abort_that_one_shard_has_heard_of_is_an_abort() -> None:
+    """Shard 0 is at the next number without a commit: what shard 1 has under way is over, and it hears so."""
+    cluster = Cluster(shards=2)
+    one = reader(cluster, "roll#1", shards=2)
+    back(cluster, "roll#0", shards=2, sequence=4)
+    assert [notice.sequence for notice in one.notices(m.TransactionAborted)] == [3]
+    assert [(notice.group, notice.sequence) for notice in one.notices(m.Moved)] == [(7, 4)]
+    assert cluster.machine.state.models[one.seat.model].replicas[one.seat.replica].transaction is None
+
+
+def test_a_later_incarnation_wins() -> None:
+    """Shard 1 had not heard that the group moved: its transaction is over."""
+    cluster = Cluster(shards=2)
+    one = reader(cluster, "roll#1", shards=2)
+    back(cluster, "roll#0", shards=2, group=9, sequence=0)
+    assert len(one.notices(m.TransactionAborted)) == 1
+    assert [(notice.group, notice.sequence) for notice in one.notices(m.Moved)] == [(9, 0)]
+
+
+def test_an_earlier_incarnation_hears_of_the_later_one() -> None:
+    """The other way round: who comes back behind its group is answered by the group's numbers."""
+    cluster = Cluster(shards=2)
+    back(cluster, "roll#0", shards=2, group=9, sequence=1)
+    one = reader(cluster, "roll#1", shards=2)
+    assert (one.group, one.sequence) == (9, 1)
+    assert one.generation not in cluster.machine.state.generations
+
+
+def test_two_decisions_of_one_number_end_both() -> None:
+    """Two servers believed to be the one, and decided: neither decision may be committed by half a group."""
+    cluster = Cluster(shards=2)
+    zero = reader(cluster, "roll#0", shards=2)
+    one = reader(cluster, "roll#1", shards=2, version=NEW, content=content(5))
+    assert [notice.sequence for notice in one.notices(m.TransactionAborted)] == [3]
+    assert zero.abort() == m.Ok()
+    assert cluster.machine.state.models[one.seat.model].replicas[one.seat.replica].transaction is None
+
+
+def test_a_seat_that_holds_the_version_goes_on_to_its_commit() -> None:
+    """`Held` was said, `Done` was not: asked again in the new life, it commits."""
+    cluster = Cluster()
+    roll = cluster.stranger("roll")
+    roll = back(
+        cluster,
+        "roll",
+        claim(roll),
+        undertaking=lambda process: undertaking(process, held=True, upstream=Generation(b"")),
+    )
+    assert roll.answer(roll.done(4)) == m.Committed(OLD)
+
+
+def test_a_session_that_was_with_another_server_is_somebody_else() -> None:
+    """Two servers of one name: what a session did with the other, this one has not heard, so it starts from what the
+    session brings."""
+    cluster = Cluster()
+    roll = cluster.process("roll")
+    roll.publish(1)
+    answer = roll.hello(OTHER_LIFE)
+    assert isinstance(answer, m.Welcome)
+    assert not answer.known
+    assert cluster.machine.state.generations == {}
+    assert isinstance(roll.hello(cluster.machine.state.epoch), m.Welcome)
+
+
+# ---------------------------------------------------------------- grace
+
+
+@pytest.mark.parametrize("selector", [LATEST, AtLeast(3)])
+def test_latest_does_not_go_backwards(selector: Selector) -> None:
+    """An old copy is back before the newest: nobody is sent to it, and the newest is given as soon as it is there."""
+    cluster = Cluster()
+    holder(cluster, "old")
+    asking = cluster.process("roll")
+    call = asking.replicate(selector)
+    waiting = asking.ask(m.Wait(asking.seat.model, selector, asking.location, 9 * SECOND_NS))
+    assert (asking.answer(call), asking.answer(waiting)) == (None, None)
+    trainer_of(cluster, 5)
+    assert isinstance(asking.answer(call), m.Granted)
+    assert asking.answer(call).version == NEW
+    assert asking.answer(waiting) == m.Found(NEW)
+
+
+def test_a_version_that_somebody_has_seen_is_waited_for() -> None:
+    """The publisher of 4 is back, and a reader that was given 5, by another publisher: 4 is not the latest."""
+    cluster = Cluster()
+    trainer_of(cluster, 4)
+    back(cluster, "seen", seen=NEW)
+    asking = cluster.process("roll")
+    call = asking.replicate(timeout_s=60)
+    assert asking.answer(call) is None
+    cluster.alive(GRACE_S + 1, asking)
+    assert asking.answer(call).version == OLD, "its holders died with the server"
+
+
+@pytest.mark.parametrize("selector", [Latest(1), Newest(2), Exactly(7)])
+def test_what_others_may_still_contradict_waits_for_the_end_of_the_grace(selector: Selector) -> None:
+    """Older versions, and those of one data centre, may be on their way; a version nobody holds may be, too."""
+    cluster = Cluster()
+    trainer_of(cluster, 5)
+    holder(cluster, "old")
+    back(cluster, "seen", seen=Version("main", 9))
+    asking = cluster.process("roll")
+    call = asking.replicate(selector, timeout_s=60)
+    assert asking.answer(call) is None
+    cluster.alive(GRACE_S + 1, asking)
+    assert asking.answer(call) is not None
+
+
+def test_a_first_life_has_no_grace() -> None:
+    """Nobody comes from elsewhere: nothing waits."""
+    cluster = Cluster()
+    trainer, roll = cluster.process("trainer"), cluster.process("roll")
+    trainer.publish(1)
+    assert isinstance(roll.answer(roll.replicate()), m.Granted)
+
+
+def test_lineages_keep_their_order() -> None:
+    """The older lineage is back last, with a higher number: it stays the older one, and is retired where it was."""
+    cluster = Cluster()
+    retry = m.LineageMark("retry", 1, 5)
+    new = Version("retry", 6)
+    shown = claim(cluster.stranger("trainer"), version=new, content=content(6), root=root(6), published=True)
+    back(cluster, "trainer", shown, published=new, seen=None, lineages=(retry,))
+    old = Version("main", 9)
+    back(cluster, "old", claim(cluster.stranger("old"), version=old, content=content(9), root=root(9)), seen=old)
+    model = cluster.machine.state.models[cluster.processes["old"].seat.model]
+    assert (model.newest, model.readable) == ("retry", [6])
+    asking = cluster.process("roll")
+    assert asking.answer(asking.replicate()).version == new
