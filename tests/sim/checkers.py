@@ -41,6 +41,8 @@ class Watch:
     wasted: int
     #: Publishers whose unpublish returned while this call was reading from them.
     suspects: list[str] = field(default_factory=list)
+    #: Publishers that abandoned it: what they do later is no news to it, if it has not heard of that yet.
+    abandoned_by: list[Process] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -152,14 +154,18 @@ class Checkers:
                     "Exact", process, f"version {version} was written to while published, and nobody was told"
                 )
         if abandon:
-            if any(reading.source is process for reading in self._world.plane.reading.values()):
-                self._world.marks.hit(Mark.ABANDONED)
+            for reading in self._world.plane.reading.values():
+                call = self.call_of(reading.reader)
+                if reading.source is process:
+                    self._world.marks.hit(Mark.ABANDONED)
+                    if call is not None:
+                        call.abandoned_by.append(process)
             return
         for reading in self._world.plane.reading.values():
             reader = reading.reader
             live = reader.lease_is_live and reader.session.lapses == reading.lapses
             call = self.call_of(reader)
-            if reading.source is process and live and call is not None:
+            if reading.source is process and live and call is not None and process not in call.abandoned_by:
                 call.suspects.append(process.name)
         if waited_s > 0.005:
             self._world.marks.hit(Mark.DRAIN_WAITED)

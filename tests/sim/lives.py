@@ -37,7 +37,6 @@ MARGIN_S = 1.0
 class Crossing:
     """A call that was under way when the server died; `target` is what its process was being filled with then."""
 
-    died_s: float
     target: int | None
 
 
@@ -69,8 +68,6 @@ class Lives:
         #: {(model, replica): what some of its shards, not all, were being filled with when the server died}.
         self._half: dict[tuple[ModelKey, str], int] = {}
         self._shown: dict[Process, Shown] = {}
-        #: {version of a model: when it was first published}.
-        self._published: dict[tuple[ModelKey, int], float] = {}
         #: {controller: the newest version that it was given as the latest}.
         self._seen: dict[tuple[ModelKey, str], int] = {}
         self._returns: dict[ModelKey, Return] = {}
@@ -83,9 +80,9 @@ class Lives:
 
     def died(self) -> None:
         """The server dies now: what is under way crosses from one life to the next."""
-        now_s, processes = self._world.now_s(), self._world.processes.values()
+        processes = self._world.processes.values()
         for watch in self._world.checkers.running:
-            self._crossings[watch] = Crossing(now_s, _target(watch.process))
+            self._crossings[watch] = Crossing(_target(watch.process))
         for key in {(process.seat.model, str(process.seat.replica)) for process in processes}:
             shards = [process for process in processes if (process.seat.model, str(process.seat.replica)) == key]
             targets = {_target(process) for process in shards}
@@ -113,7 +110,6 @@ class Lives:
                     back.older_s = back.older_s or self._world.now_s()
 
     def published(self, process: Process, version: int) -> None:
-        self._published.setdefault((process.seat.model, version), self._world.now_s())
         self._show(process, version)
 
     def hides(self, process: Process) -> None:
@@ -130,7 +126,7 @@ class Lives:
         if crossing is None:
             return
         if crossing.target is None:
-            if self._published.get((process.seat.model, version), 0.0) > crossing.died_s:
+            if is_whole:
                 self._world.marks.hit(Mark.WAITED_THROUGH_RESTART)
             return
         if crossing.target != version:

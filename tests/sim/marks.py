@@ -31,7 +31,7 @@ class Mark(enum.Enum):
     RECONNECTED = "a session came back after a loss of connection"
     TORN_HEALED = "a replicate returned on tensors that an earlier one had left torn"
     FLOWED_THROUGH_RESTART = "a replicate in flight when the server died returned, and read no byte again"
-    WAITED_THROUGH_RESTART = "a replicate that waited when the server died got a version published after that"
+    WAITED_THROUGH_RESTART = "a replicate that had no version yet when the server died got one"
     DRAINED_THROUGH_RESTART = "an unpublish under way when the server died returned"
     DECISION_KEPT = "a group half of which was being filled when the server died returned that version, whole"
     LATEST_HELD = "a new server said which version is the latest when only older ones were back, and was right"
