@@ -122,6 +122,7 @@ def _forget_awaited(turn: Turn, holding: Holding) -> None:
         del waiting[holding.generation]
         if not waiting:
             del turn.state.awaited[holding.awaits]
+        holding.awaits = None
 
 
 def _forget(record: VersionRecord) -> None:
@@ -161,7 +162,8 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
 
 
 def detach(turn: Turn, reader: Holding) -> None:
-    """The reader reads from nobody; its source has a place again, and may be drained."""
+    """The reader reads from nobody and awaits nobody; its source has a place again, and may be drained."""
+    _forget_awaited(turn, reader)
     source = reader.upstream
     if source is None:
         return
