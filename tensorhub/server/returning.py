@@ -7,14 +7,24 @@ taken. What may not be decided while some are still on their way, `grace.py` say
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, GroupAborted, GroupMismatch, TensorHubError
-from tensorhub.messages import Claim, Conflicted, Join, LineageMark, Moved, Replicate, Standing, TransactionAborted
+from tensorhub.messages import (
+    Claim,
+    Conflicted,
+    Content,
+    Join,
+    LineageMark,
+    Moved,
+    Replicate,
+    Standing,
+    TransactionAborted,
+)
 from tensorhub.messages import Undertaking as Told
 from tensorhub.server import groups
 from tensorhub.server.grace import doubt, raise_floor
 from tensorhub.server.grants import check_buffers, check_generation, check_opaque
 from tensorhub.server.holdings import detach, drop, link, make, slot_for, unpin
 from tensorhub.server.offers import refresh
-from tensorhub.server.publishing import check_content
+from tensorhub.server.publishing import check_well_formed
 from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX
 from tensorhub.server.state import (
     Holding,
@@ -212,12 +222,15 @@ def _check_claim(member: Member, claim: Claim) -> None:
     _check_content(member, claim.version, claim.content, claim.root)
 
 
-def _check_content(member: Member, version: Version, content: object, root: Digest) -> None:
+def _check_content(member: Member, version: Version, content: Content, root: Digest) -> None:
     """Refuse what differs from what others hold as this version."""
-    model = member.replica.model
+    model, replica = member.replica.model, member.replica
+    check_well_formed(member, version, content)
     if version.lineage not in model.lineages and len(model.lineages) >= LINEAGES_MAX:
         raise BadRequest(f"model {model.key} has {LINEAGES_MAX} lineages already", at(member, version))
     record = model.versions.get(version)
+    if record is not None and (record.shards, record.layout) != (replica.shards, replica.layout):
+        raise BadRequest(f"version {version} is held by others in another layout", at(member, version))
     slot = None if record is None else record.slots.get(member.seat.shard)
     if slot is not None and (slot.content != content or (slot.root and root and slot.root != root)):
         raise BadRequest(f"version {version} is held by others with other bytes", at(member, version))
@@ -274,8 +287,6 @@ def _check_told(turn: Turn, member: Member, told: Told) -> None:
     check_buffers(member, told.buffers)
     if told.buffers in member.holdings:
         raise BadRequest(f"buffer set {told.buffers!r} is both filled and held", at(member, told.version))
-    if told.version not in member.replica.model.versions:
-        check_content(member, told.version, told.content)
     _check_content(member, told.version, told.content, told.root if told.serves else Digest(b""))
 
 
