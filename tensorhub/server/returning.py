@@ -191,7 +191,7 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
     holding = make(turn, member, claim.buffers, slot, claim.generation, state=state)
     holding.locators, holding.exposure = claim.locators, claim.exposure
     chunks = slot.content.chunks
-    holding.watermark = min(max(claim.watermark, 0), chunks) if claim.published else chunks
+    holding.watermark = min(claim.watermark, chunks) if claim.published else chunks
     holding.bytes_done = holding.watermark * slot.content.shard_bytes // max(1, chunks)
     if claim.published and member.published is None:
         member.published = version
@@ -207,6 +207,8 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
 def _check_claim(member: Member, claim: Claim) -> None:
     if claim.buffers in member.holdings:
         raise BadRequest(f"buffer set {claim.buffers!r} is claimed twice", at(member, claim.version))
+    if claim.watermark < 0:
+        raise BadRequest(f"a watermark of {claim.watermark} chunks is claimed", at(member, claim.version))
     _check_content(member, claim.version, claim.content, claim.root)
 
 
@@ -262,6 +264,10 @@ def _check_told(turn: Turn, member: Member, told: Told) -> None:
     check_version(told.version.number)
     parse_selector(told.selector)
     check_opaque(member, told.locators, told.exposure)
+    if told.watermark < 0 or told.bytes_done < 0:
+        raise BadRequest(
+            f"{told.watermark} chunks, {told.bytes_done} bytes are said to be done", at(member, told.version)
+        )
     if told.held:
         return
     check_generation(turn, member, told.generation)
@@ -361,9 +367,9 @@ def _refill(turn: Turn, member: Member, told: Told) -> Holding:
     filling.claimed = True
     filling.locators, filling.exposure = told.locators, told.exposure
     filling.serves, filling.begun = told.serves and bool(told.exposure), told.begun
-    filling.watermark = min(max(told.watermark, 0), slot.content.chunks)
+    filling.watermark = min(told.watermark, slot.content.chunks)
     # Who gave it this much nobody knows any more; it is not put down to the next source.
-    filling.bytes_done = max(told.bytes_done, 0)
+    filling.bytes_done = told.bytes_done
     filling.root = told.root or None
     _link(turn, filling, told.upstream)
     doubt(turn, filling)
