@@ -36,8 +36,8 @@ class Kind(enum.Enum):
     SPLIT = "two servers"
 
 
-#: Whether worlds lose their server: only where sessions bring back what was in flight do the checkers hold over that.
-SERVER_DIES = False
+#: Whether worlds lose their server.
+SERVER_DIES = True
 #: {kind: how often it is drawn}. A third of the worlds that have faults lose their server.
 _WEIGHTS = {
     Kind.KILL: 4,
