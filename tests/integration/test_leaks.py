@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from tensorhub import Hub
+from tensorhub.client import pull
 from tensorhub.errors import TensorHubError
+from tensorhub.transport.stream_peers import BULK_STREAMS, PEERS_MAX, SMALL_STREAMS
 from tests.integration.conftest import Opener, blank, same, weights
 from tests.support.engines import Gate, Meddler, meddled
 
@@ -28,6 +30,11 @@ def footprint() -> tuple[int, int]:
     """Descriptors and threads of this process, those of C among them."""
     gc.collect()
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def own_threads() -> list[str]:
+    """Python's threads of hubs; libraries keep some of their own."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tensorhub")]
 
 
 def rss_bytes() -> int:
@@ -89,9 +96,10 @@ INTERRUPTIONS: tuple[Callable[[Hub, Hub, Gate], None], ...] = (
 def test_interrupted_transfers_leave_nothing_behind(hub: Opener, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     """200_versions_flat, reader_killed: whatever ends a transfer, at its first read or a later one, every descriptor,
     thread and page is given back; the next transfer works, and at the end nothing of hubs is left at all."""
-    begun = footprint()
     ours = weights(1)
     theirs = blank(ours)
+    # A reader whose engine is stuck is stopped so much after its deadline; nothing else is waited for here.
+    monkeypatch.setattr(pull, "OUTER_MARGIN_S", 0.1)
     before, rss = (0, 0), 0
     for number in range(WARM + ROUNDS):
         gate = Gate()
@@ -109,28 +117,28 @@ def test_interrupted_transfers_leave_nothing_behind(hub: Opener, monkeypatch: py
         if number == WARM - 1:
             before, rss = footprint(), rss_bytes()
     assert footprint() == before
-    assert before[1] <= begun[1] + 1, "with the last hub all threads have ended"
+    assert not own_threads(), "with the last hub all threads have ended"
     assert rss_bytes() - rss < RSS_SLACK_BYTES
-    assert torch.is_tensor(ours["step"])
 
 
 @pytest.mark.slow
 def test_many_sources_are_not_kept(hub: Opener) -> None:
     """200_versions_flat: a reader that has met many sources over tcp, one life after another, keeps threads and
     descriptors for the last ones at most, and with its hub for none."""
-    from tensorhub.transport.stream_peers import BULK_STREAMS, PEERS_MAX, SMALL_STREAMS
-
-    begun, most = footprint(), PEERS_MAX * (BULK_STREAMS + SMALL_STREAMS)
+    most = PEERS_MAX * (BULK_STREAMS + SMALL_STREAMS)
     ours = weights(1, rows=8)
     theirs = blank(ours)
     rollout = hub("rollout", theirs, engine="tcp")
-    alone = footprint()
+    before = footprint()
     for version in range(PEERS_MAX + 8):
-        trainer = hub(f"trainer-{version}", ours, engine=["memory", "tcp"][1:])
+        # Engines of its own, which end with it: another source to the reader each time.
+        trainer = hub(f"trainer-{version}", ours, engine=["tcp", "memory"])
         trainer.publish(version=version)
-        assert rollout.replicate(version, timeout=PATIENCE_S).version == version
+        (source,) = rollout.replicate(version, timeout=PATIENCE_S).sources
+        assert (source.replica, source.engine) == (f"trainer-{version}", "tcp")
         trainer.close()
-    assert footprint()[0] <= alone[0] + 2 * most
-    assert footprint()[1] <= alone[1] + 2 * most
+    after = footprint()
+    assert before[1] < after[1] <= before[1] + most
+    assert after[0] <= before[0] + most
     rollout.close()
-    assert footprint()[1] <= begun[1] + 1
+    assert not own_threads(), "with the last hub all threads have ended"
