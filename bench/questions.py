@@ -52,6 +52,12 @@ QUESTIONS: Mapping[str, Mapping[str, Section]] = {
         "chain": Section("bench.fanout_relay", "local_chain", "a chain of three, engine local, full speed"),
         "ablation": Section("bench.fanout_ablation", "ablation", "which part gives what, by phase"),
     },
+    "recovery": {
+        "killed": Section("bench.recovery", "killed", "the source killed at half: what is read again"),
+        "stopped": Section("bench.recovery", "stopped", "the source stopped at half: when it is noticed"),
+        "restart": Section("bench.recovery", "restart", "the server restarted, then the source killed"),
+        "sim": Section("bench.recovery", "simulation", "events a second of the simulation of the whole"),
+    },
     "server": {
         "local": Section("bench.server", "local", "grants of the local server"),
         "grpc": Section("bench.server", "grpc", "grants over gRPC"),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tensorhub.errors import BadRequest
 
 PORT_MAX = 65535
+#: With zeros in front, as some write them. Of thousands of digits Python makes no number.
+PORT_DIGITS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,6 +57,6 @@ def is_loopback(host: str) -> bool:
 
 
 def _port(text: str, whole: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) > PORT_MAX:
+    if not (text.isascii() and text.isdecimal() and len(text) <= PORT_DIGITS_MAX) or int(text) > PORT_MAX:
         raise BadRequest(f"address {whole!r} has no port from 0 to {PORT_MAX}")
     return int(text)

@@ -32,6 +32,8 @@ NAME_BYTES_MAX = 256
 #: One replica's shards; 16 hosts of 64 accelerators.
 SHARDS_MAX = 1024
 VERSION_MAX = 2**63 - 1
+#: A selector as text: of thousands of digits Python makes no number.
+SELECTOR_CHARS_MAX = 64
 #: No wait is endless: a day is longer than any step of training.
 TIMEOUT_S_MAX = 24 * 3600
 
@@ -170,9 +172,9 @@ def parse_selector(value: object) -> Selector:
             return Exactly(check_version(value))
         case "latest":
             return Latest()
-        case str() if value.startswith("latest-") and value[7:].isdecimal():
+        case str() if value.startswith("latest-") and len(value) <= SELECTOR_CHARS_MAX and value[7:].isdecimal():
             return Latest(int(value[7:]))
-        case str() if value.isdecimal():
+        case str() if len(value) <= SELECTOR_CHARS_MAX and value.isdecimal():
             return Exactly(check_version(int(value)))
         case _:
             raise BadRequest(

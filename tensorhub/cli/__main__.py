@@ -181,6 +181,31 @@ def graph(
         _tables_console().print(graph_text.drawings(found))
 
 
+@app.command()
+def chaos(
+    *,
+    server: Annotated[str, typer.Option(help="kind of the server it starts: 'frames', 'grpc' or 'local'")] = "frames",
+    mib: Annotated[int, typer.Option(help="synthetic weights of about this many MiB")] = 64,
+    only: Annotated[str, typer.Option(metavar="CASES", help="only these, by commas (--list names them)")] = "",
+    seed: Annotated[int | None, typer.Option(help="draws weights and the moments of trouble (default: fresh)")] = None,
+    list_cases: Annotated[bool, typer.Option("--list", help="name the cases and run none")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Kill, stop, cut off and restart real processes of its own in the middle of transfers; report what came of it."""
+    from tensorhub.cli.chaos import command
+
+    if list_cases:
+        command.show_cases(as_json=as_json)
+        return
+    signal.signal(signal.SIGTERM, _interrupt)  # so that leaving a case ends its processes
+    try:
+        everything_held = command.run(server, mib, only, seed, as_json=as_json)
+    except KeyboardInterrupt:
+        sys.stderr.write("tensorhub: interrupted; all processes that chaos had started have ended\n")
+        raise
+    raise typer.Exit(0 if everything_held else EXIT_FAILED)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def serve(context: typer.Context) -> None:
     """Run a reference server over gRPC in the foreground; `serve local` or `serve frames` another (--help: options)."""

@@ -1,7 +1,7 @@
-"""One process of the demo: a shard of the trainer or of a rollout, driven command by command over a pipe.
+"""One process of the demo or of `tensorhub chaos`: a shard of the trainer or of a rollout, driven over a pipe.
 
 It decides nothing: it does what the commands say with a hub of its own and answers each with a result or the error's
-name and message. It ends when told, when the pipe closes, or with its parent.
+name and message. It ends when told, when the pipe closes, or with its parent; of the demo also at its first error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, assert_never
 
-from tensorhub.cli import compare, weights
+from tensorhub.cli import compare, pace, weights
 from tensorhub.errors import TensorHubError
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Setup:
     job: str | None
     engine: tuple[str, ...]
     timeout_s: float
+    #: Whether an error of the hub is an answer like any other, after which the worker goes on.
+    goes_on: bool = False
 
 
 # ---------------------------------------------------------------- commands and their results
@@ -79,6 +81,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Touch:
+    """Change the last element of every floating tensor, whoever reads them. Result: None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Send at most so many bytes a second over each connection to a reader; 0: as fast as can be. Result: None."""
+
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Result: seconds that the call took."""
 
@@ -89,10 +103,15 @@ class Publish:
 class Unpublish:
     """Result: seconds that the call took."""
 
+    timeout_s: float | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Pull the latest version, reporting `Progress` meanwhile. Result: `Pulled`."""
+    """Pull a version, reporting `Progress` meanwhile. Result: `Pulled`."""
+
+    version: int | str = "latest"
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +129,7 @@ class Leave:
     """Close the hub and end. Result: None."""
 
 
-Command = Open | Step | Publish | Unpublish | Replicate | Digests | Stream | Leave
+Command = Open | Step | Touch | Pace | Publish | Unpublish | Replicate | Digests | Stream | Leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +154,8 @@ class Pulled:
     engine_reason: str
     pulls: tuple[Pull, ...]
     phases: dict[str, float]
+    #: All bytes that landed, those read in vain included.
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +165,24 @@ class Progress:
     bytes_done: int
     bytes_total: int
     source: str
+    at_s: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The command succeeded."""
+    """The command succeeded. `at_s` is the monotonic clock, one for all processes of a host."""
 
     value: Any
+    at_s: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The command failed; the worker ends."""
+    """The command failed; the worker ends, unless it was told to go on."""
 
     error: str
     message: str
+    at_s: float = field(default_factory=time.monotonic, compare=False)
 
 
 # ---------------------------------------------------------------- the process
@@ -181,7 +205,12 @@ def serve(connection: Connection, setup: Setup, open_hub: OpenHub) -> None:
     try:
         while True:
             command = connection.recv()
-            worker.obey(command)
+            try:
+                worker.obey(command)
+            except TensorHubError as error:
+                if not setup.goes_on:
+                    raise
+                worker.send(Failure(type(error).__name__, str(error)))
             if isinstance(command, Leave):
                 return
     except EOFError:
@@ -213,12 +242,19 @@ class _Worker:
             case Step(seed):
                 weights.step(self.tensors, seed + self.setup.member.shard)
                 self.answer(None)
+            case Touch():
+                weights.touch(self.tensors)
+                self.answer(None)
+            case Pace(bytes_per_s):
+                pace.slow_down(bytes_per_s)
+                self.answer(None)
             case Publish(version):
                 self.answer(self.timed(lambda: self.hub.publish(version=version)))
-            case Unpublish():
-                self.answer(self.timed(lambda: self.hub.unpublish(timeout=self.setup.timeout_s)))
-            case Replicate():
-                self.answer(self.replicate())
+            case Unpublish(timeout_s):
+                within_s = self.setup.timeout_s if timeout_s is None else timeout_s
+                self.answer(self.timed(lambda: self.hub.unpublish(timeout=within_s)))
+            case Replicate(version, timeout_s):
+                self.answer(self.replicate(version, self.setup.timeout_s if timeout_s is None else timeout_s))
             case Digests():
                 self.answer(self.digests())
             case Stream():
@@ -232,7 +268,7 @@ class _Worker:
     def answer(self, value: Any) -> None:
         self.send(Result(value))
 
-    def send(self, message: Result | Progress) -> None:
+    def send(self, message: Result | Progress | Failure) -> None:
         with self.sending:
             self.connection.send(message)
 
@@ -260,12 +296,12 @@ class _Worker:
         call()
         return time.perf_counter() - start
 
-    def replicate(self) -> Pulled:
+    def replicate(self, version: int | str, timeout_s: float) -> Pulled:
         done = threading.Event()
         reporter = threading.Thread(target=self.report, args=(done,), daemon=True)
         reporter.start()
         try:
-            got = self.hub.replicate("latest", timeout=self.setup.timeout_s)
+            got = self.hub.replicate(version, timeout=timeout_s)
         finally:
             done.set()
             reporter.join()
@@ -281,6 +317,7 @@ class _Worker:
             engine_reason=got.engine_reason,
             pulls=pulls,
             phases=dict(got.phases),
+            bytes_read=got.bytes_read,
         )
 
     def report(self, done: threading.Event) -> None:

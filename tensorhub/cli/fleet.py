@@ -6,6 +6,7 @@ It decides when a worker counts as dead or stuck, and leaves no orphan. It never
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -22,6 +24,8 @@ from tensorhub.cli.demo_worker import Command, Failure, Member, Progress, Result
 PRELOAD = ("torch", "tensorhub.client.hub", "tensorhub.client.registry", "tensorhub.cli.demo_worker")
 #: A worker that was asked to end gets this long before it is killed.
 END_SECONDS = 5.0
+#: Between two looks at whether a process has stopped.
+LOOK_SECONDS = 0.001
 
 OnProgress = Callable[[Member, Progress], None]
 
@@ -131,6 +135,37 @@ class ProcessFleet:
             raise WorkerFailed(_told_once(failures))
         return results
 
+    def begin(self, member: Member, command: Command) -> None:
+        """Give one worker a command without waiting for its answer, which `hear` brings."""
+        try:
+            self._workers[member].connection.send(command)
+        except OSError as error:
+            raise WorkerFailed(f"{member}: {self._last_words(member) or f'cannot be reached: {error}'}") from error
+
+    def hear(self, member: Member, timeout_s: float) -> Progress | Result | Failure:
+        """What a worker says next; `WorkerFailed` when it dies or says nothing in time."""
+        connection = self._workers[member].connection
+        if not connection.poll(timeout_s):
+            raise WorkerFailed(f"{member}: said nothing for {timeout_s:g} s")
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            raise WorkerFailed(f"{member}: {self._death(member)}") from None
+        if not isinstance(message, (Progress, Result, Failure)):
+            raise WorkerFailed(f"{member}: sent {type(message).__name__}, which is no answer")
+        return message
+
+    def signal(self, member: Member, number: signal.Signals) -> None:
+        """Kill, stop or continue one worker; when this returns, it is dead or stands still, if that was meant."""
+        process = self._workers[member].process
+        if process.pid is None or not process.is_alive():
+            raise WorkerFailed(f"{member}: {self._death(member)}")
+        os.kill(process.pid, number)
+        if number == signal.SIGKILL:
+            process.join(END_SECONDS)
+        elif number == signal.SIGSTOP:
+            await_stop(process.pid)
+
     def pieces(self, member: Member, nbytes: int, timeout_s: float) -> Iterable[bytes]:
         connection = self._workers[member].connection
         while nbytes > 0:
@@ -147,6 +182,9 @@ class ProcessFleet:
         """End every process, by its pid: closed pipes first, then SIGTERM, then SIGKILL. Idempotent."""
         workers = list(self._workers.values())
         self._workers.clear()
+        for worker in workers:
+            if worker.process.pid is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, signal.SIGCONT)  # one that stands still hears nothing of its end
         for worker in workers:
             worker.connection.close()
         for stop in (None, BaseProcess.terminate, BaseProcess.kill):
@@ -186,6 +224,26 @@ class ProcessFleet:
         if code is None:
             return "closed its pipe and goes on"
         return f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def await_stop(pid: int) -> None:
+    """Until a process that was sent SIGSTOP stands still: nobody's parent can wait for it where a fork server made it.
+
+    `WorkerFailed` when it does not.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while not _stands_still(pid):
+        if time.monotonic() > deadline:
+            raise WorkerFailed(f"process {pid} does not stop within {END_SECONDS:g} s")
+        time.sleep(LOOK_SECONDS)
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "TZX"
 
 
 def _told_once(failures: Mapping[Member, str]) -> str:

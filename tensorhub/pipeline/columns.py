@@ -229,7 +229,17 @@ def _by_first_use(values: I64) -> tuple[list[int], I64]:
 def unpack(data: bytes) -> Columns:
     """Columns, of the right types and lengths but otherwise unchecked; `SourceFailed` for anything else."""
     try:
-        fields = msgpack.unpackb(data, raw=False, use_list=True)
+        fields = msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=True,
+            object_hook=_no_map,
+            max_array_len=min(ENTRIES_MAX, len(data)),  # an entry takes a byte at least: no more is made room for
+            max_map_len=0,
+            max_ext_len=0,
+            max_str_len=TENSOR_NAME_BYTES_MAX,
+            max_bin_len=8 * ENTRIES_MAX,
+        )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise SourceFailed(f"the source's manifest is malformed: {error or type(error).__name__}") from None
     if not isinstance(fields, list) or fields[:2] != [MAGIC, FORMAT]:
@@ -252,6 +262,11 @@ def unpack(data: bytes) -> Columns:
     return Columns(
         names, [name for name, _ in dtypes], kinds, table, forms, numels[forms] * items[kinds], parent, within
     )
+
+
+def _no_map(_: object) -> object:
+    """Empty maps pass the limit of their length, and take seventy times their byte."""
+    raise ValueError("a map")
 
 
 def _types_problem(fields: list[Any]) -> str | None:

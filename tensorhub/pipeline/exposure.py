@@ -77,6 +77,8 @@ class Header:
     @classmethod
     def unpack(cls, data: bytes) -> Header | None:
         """The header, or None when it was caught half-written. `SourceFailed` for another format."""
+        if len(data) != HEADER_BYTES:
+            raise SourceFailed(f"the source's progress block has a header of {len(data)} bytes, not {HEADER_BYTES}")
         body = data[: _HEADER.size]
         magic, version, flags, incarnation, generation, chunks, watermark, manifest, beats = _HEADER.unpack(body)
         if xxhash.xxh3_64_intdigest(body) != _CHECK.unpack_from(data, _HEADER.size)[0]:

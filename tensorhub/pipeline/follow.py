@@ -51,9 +51,9 @@ TORN_PAUSE_S = 0.001
 #: A source that lives and has nothing new waits for its own source: whoever reads from *that* one finds out after
 #: `STALL_S`. All behind wait so many times as long, or the healthy would be reported all along a chain.
 STARVED_STALLS_MAX = 3
-#: A source that has been silent for `STALL_S` has so long, or a quarter of that, to answer one more look: many ways
-#: there and back.
-LAST_LOOK_S = 1.0
+#: A source that has been silent for `STALL_S` has so long, or a quarter of that, to answer one more look: a way there
+#: and back, and less than the half second within which a stop is to be noticed after that.
+LAST_LOOK_S = 0.35
 #: A reader that waits shows so often that it lives. Equals BEAT_NS in native/batch.h.
 BEAT_S = 0.1
 #: What shows no beat for so long stands still: some beats may come late where processors are short.

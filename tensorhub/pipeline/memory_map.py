@@ -71,7 +71,16 @@ class MemoryMap:
     def decode(cls, data: bytes, stream_bytes: int) -> MemoryMap:
         """The map that `data` encodes, which tiles [0, stream_bytes) exactly; else `SourceFailed`."""
         try:
-            fields = msgpack.unpackb(data, raw=False, use_list=True)
+            fields = msgpack.unpackb(
+                data,
+                raw=False,
+                use_list=True,
+                max_array_len=4,
+                max_map_len=0,
+                max_ext_len=0,
+                max_str_len=len(MAGIC),
+                max_bin_len=8 * RUNS_MAX,
+            )
         except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
             raise SourceFailed(f"the source's memory map is malformed: {error or type(error).__name__}") from None
         if not isinstance(fields, list) or fields[:2] != [MAGIC, FORMAT]:

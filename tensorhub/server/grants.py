@@ -6,12 +6,12 @@ aborts the transaction.
 
 from __future__ import annotations
 
-from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable
+from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable, Where
 from tensorhub.messages import Granted, Held, LineageMark, Locator, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
 from tensorhub.server.placement import Choice, Place, Reader, centre_of, choose, rack
-from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
+from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATION_DEPTH_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
 from tensorhub.server.state import (
     Grace,
     Holding,
@@ -27,7 +27,7 @@ from tensorhub.server.state import (
     VersionRecord,
 )
 from tensorhub.server.turn import Turn, at
-from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, ReplicaId, check_name
+from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, Location, ReplicaId, check_name
 
 
 def in_order(model: ModelTable) -> list[Transaction]:
@@ -79,6 +79,9 @@ def overwrite(turn: Turn, part: Part, old: Holding) -> None:
 
 def place(turn: Turn, part: Part) -> TensorHubError | None:
     """Grant a source, or queue for one; the error when none can come."""
+    if part.filling is None and part.generation in turn.state.generations:
+        leave_queue(turn, part)
+        return _in_use(part.generation, part.member)  # somebody took it while this part waited
     slot = slot_of(part)
     reader = reader_of(part)
     choice = None if slot is None else choose(slot, reader)
@@ -88,11 +91,15 @@ def place(turn: Turn, part: Part) -> TensorHubError | None:
     part.phase = Phase.QUEUED if part.filling is None else Phase.REROUTING
     keeps_source = part.filling is not None and part.filling.upstream is not None
     is_early = turn.state.grace is Grace.OPEN  # who else has it may be still on the way
-    if slot is None or not (keeps_source or is_early or may_appear(slot, part)):
-        leave_queue(turn, part)
-        return _lost(part)
-    _queue(turn, part, slot)
-    return None
+    if slot is not None and (keeps_source or is_early or may_appear(slot, part)):
+        _queue(turn, part, slot)
+        return None
+    if slot is None and is_early and part.transaction.record is not None:
+        part.lack = "nobody who holds this shard has come back yet"
+        part.transaction.record.unplaced[part.member.seat] = part
+        return None
+    leave_queue(turn, part)
+    return _lost(part)
 
 
 def _queue(turn: Turn, part: Part, slot: Slot) -> None:
@@ -120,8 +127,10 @@ def _line_of(part: Part, slot: Slot) -> Line:
 
 def leave_queue(turn: Turn, part: Part) -> None:
     """It waits for no source any more; the next time it is patient again."""
-    slot, line = slot_of(part), part.line
+    slot, line, record = slot_of(part), part.line, part.transaction.record
     part.patient = True
+    if record is not None:
+        record.unplaced.pop(part.member.seat, None)
     turn.deadlines.cancel(("patience", part.member.seat))
     if slot is not None and line is not None:
         part.line = None
@@ -302,7 +311,11 @@ def check_generation(turn: Turn, member: Member, generation: Generation) -> None
     if len(generation) != ID_BYTES or generation == NO_GENERATION:
         raise BadRequest(f"a generation is {ID_BYTES} random bytes, not {generation.hex() or 'nothing'}", at(member))
     if generation in turn.state.generations:
-        raise BadRequest(f"generation {generation.hex()} is in use; draw a new one for each filling", at(member))
+        raise _in_use(generation, member)
+
+
+def _in_use(generation: Generation, member: Member) -> BadRequest:
+    return BadRequest(f"generation {generation.hex()} is in use; draw a new one for each filling", at(member))
 
 
 def check_buffers(member: Member, buffers: str) -> None:
@@ -313,6 +326,8 @@ def check_buffers(member: Member, buffers: str) -> None:
 
 def check_opaque(member: Member, locators: tuple[Locator, ...], exposure: bytes) -> None:
     """Locators and exposures are the holder's own affair, but not their size."""
+    for locator in locators[:LOCATORS_MAX]:
+        check_name("engine", locator.engine)
     longest = max([len(exposure), *(len(locator.data) for locator in locators)])
     if len(locators) > LOCATORS_MAX or longest > OPAQUE_BYTES_MAX:
         raise BadRequest(
@@ -320,3 +335,11 @@ def check_opaque(member: Member, locators: tuple[Locator, ...], exposure: bytes)
             f"not {len(locators)} of up to {longest}",
             at(member),
         )
+
+
+def check_location(location: Location, place: Where) -> None:
+    """Each level is an index entry per holding, kept as long as the seat."""
+    if len(location.parts) > LOCATION_DEPTH_MAX:
+        raise BadRequest(f"location {str(location)[:80]} is deeper than {LOCATION_DEPTH_MAX} levels", place)
+    for part in location.parts:
+        check_name("location", part)

@@ -23,7 +23,7 @@ from tensorhub.server import grants, origins, stragglers
 from tensorhub.server.grace import may_decide_for
 from tensorhub.server.holdings import detach, drop, linger, pin, stopped, unpin
 from tensorhub.server.offers import hide, refresh, show
-from tensorhub.server.settings import OUTCOMES_MAX
+from tensorhub.server.settings import OUTCOMES_MAX, REASON_TEXT_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -320,22 +320,23 @@ def commit(turn: Turn, transaction: Transaction) -> None:
 def give_up(turn: Turn, request: Abort) -> None:
     """A shard cannot finish, and reads no more. For a transaction that is over it adds its reason to the outcome."""
     session, number = turn.session(), (request.group, request.sequence)
+    reason = request.reason if len(request.reason) <= REASON_TEXT_MAX else f"{request.reason[:REASON_TEXT_MAX]}..."
     if request.seat not in session.members and stopped(turn, session, request.seat, number):
         turn.reply(Ok())  # its seat was lost while it read
         return
     member = turn.member(request.seat)
     replica = member.replica
-    error = GroupAborted(request.reason, at(member))
+    error = GroupAborted(reason, at(member))
     outcome = replica.outcomes.get(number)
     if outcome is not None:
-        if outcome.version is None and request.reason:
-            outcome.failures.setdefault(request.seat.shard, request.reason)
+        if outcome.version is None and reason:
+            outcome.failures.setdefault(request.seat.shard, reason)
     elif number == (replica.group, replica.sequence):
         transaction = replica.transaction or Transaction(replica, request.group, request.sequence, Latest(), "")
         if part_done := transaction.done:
             # The others are what this shard has been waiting for: say so.
             missing = [str(shard) for shard in range(replica.shards) if shard not in part_done]
-            error = GroupAborted(f"{request.reason}; not done: shard {', '.join(missing)}", at(member))
+            error = GroupAborted(f"{reason}; not done: shard {', '.join(missing)}", at(member))
         abort(turn, transaction, {request.seat.shard: error}, (request.seat.shard,))
     elif request.group == replica.group and request.sequence > replica.sequence:
         _check_open(member, request.group, request.sequence)

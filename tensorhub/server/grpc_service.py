@@ -35,9 +35,11 @@ STREAMS_MAX = 2 * SESSIONS_MAX
 STREAMS_PER_CONNECTION_MAX = 1024
 #: Calls for health and reflection, besides.
 OTHER_CALLS_MAX = 256
-#: What a stream that has not said Hello may send at once: a Hello or a Beat. Strangers get no memory of ours.
-STRANGER_FRAME_BYTES_MAX = 64 * 1024
-#: For a stream without session (a heartbeat, or one that never says anything) to say something.
+#: Connections, whatever is said over them: as many as there are streams, of clients of ours.
+CONNECTIONS_MAX = STREAMS_MAX
+#: For a connection to become one of HTTP/2 (and of TLS), and for one without a stream to stay: as for a Hello.
+HANDSHAKE_MS, STREAMLESS_MS = 10_000, 10_000
+#: For a stream without session that carries a heartbeat to say something; strangers have `host.HELLO_S` in all.
 UNBOUND_IDLE_S = 60.0
 #: For a peer to take one answer, before it loses its stream.
 WRITE_S = 10.0
@@ -129,6 +131,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", FRAME_BYTES_MAX),
     ("grpc.max_send_message_length", FRAME_BYTES_MAX),
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", STREAMLESS_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", PINGS_APART_MS),
@@ -189,7 +194,7 @@ async def _read_calls(context: grpc.aio.ServicerContext, door: Door) -> None:
     try:
         while door.closed is None and (data := await context.read()) is not grpc.aio.EOF:
             silence.broken()
-            await _submit(data, door)
+            await submit(data, door, proto)
     except BadRequest as error:
         reason = cut_off(door, error)
     except (grpc.aio.BaseError, Closed) as error:
@@ -223,13 +228,6 @@ class _Silence:
             self._door.close("it was silent for too long")
         else:
             self._timer = self._loop.call_later(left_s if left_s > 0 else UNBOUND_IDLE_S, self._look)
-
-
-async def _submit(data: bytes, door: Door) -> None:
-    """As `streams.submit`, but strangers get no memory of ours."""
-    if door.session is None and len(data) > STRANGER_FRAME_BYTES_MAX:
-        raise BadRequest(f"a frame of {len(data)} bytes before Hello; {STRANGER_FRAME_BYTES_MAX} is the most")
-    await submit(data, door, proto)
 
 
 def _no_password() -> str:

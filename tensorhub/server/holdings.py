@@ -58,6 +58,8 @@ def make(
     slot.holdings[generation] = holding
     slot.record.held += 1
     turn.state.generations[generation] = holding
+    if slot.record.unplaced:
+        turn.slots[slot] = None
     for waiting in turn.state.awaited.pop(generation, {}):
         reader = turn.state.generations[waiting]
         reader.awaits = None
@@ -68,12 +70,11 @@ def make(
 def link(turn: Turn, reader: Holding, source: Holding) -> None:
     """Believe a claim that this filling reads from that holding, unless it makes no sense."""
     above: Holding | None = source
-    for _ in range(DEPTH_MAX):
-        if above is None:
-            break
+    hops = 0
+    while above is not None and hops + reader.height < DEPTH_MAX:
         if above is reader:
             return
-        above = above.upstream
+        hops, above = hops + 1, above.upstream
     if above is None and source.slot is reader.slot:
         attach(turn, reader, source)
         raise_to(turn, source, reader.watermark)
@@ -103,7 +104,6 @@ def drop(turn: Turn, holding: Holding, reason: str) -> tuple[str, ...]:
         pin(transaction, slot.shard)
     turn.deadlines.cancel(("quarantine", holding.generation))
     turn.deadlines.cancel(("unsure", holding.generation))
-    _forget_awaited(turn, holding)
     end_drain(turn, holding, readers)
     if slot.author is holding:
         slot.author = None
@@ -122,6 +122,7 @@ def _forget_awaited(turn: Turn, holding: Holding) -> None:
         del waiting[holding.generation]
         if not waiting:
             del turn.state.awaited[holding.awaits]
+        holding.awaits = None
 
 
 def _forget(record: VersionRecord) -> None:
@@ -161,7 +162,8 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
 
 
 def detach(turn: Turn, reader: Holding) -> None:
-    """The reader reads from nobody; its source has a place again, and may be drained."""
+    """The reader reads from nobody, and awaits nobody; its source has a place again, and may be drained."""
+    _forget_awaited(turn, reader)
     source = reader.upstream
     if source is None:
         return
@@ -183,13 +185,20 @@ def _unlink(turn: Turn, reader: Holding, source: Holding) -> None:
 
 
 def _rise(holding: Holding | None) -> None:
-    """Recompute heights upwards, as far as they change; a chain is at most DEPTH_MAX long."""
+    """Recompute heights upwards, as far as they change. None counts above DEPTH_MAX, where nobody is placed below
+    anyhow: so this ends even where claims, or a mistake of ours, have made a chain that is longer, or a cycle."""
     while holding is not None:
-        height = max((reader.height + 1 for reader in holding.readers.values()), default=0)
+        height = height_of(holding)
         if height == holding.height:
             return
         holding.height = height
         holding = holding.upstream
+
+
+def height_of(holding: Holding) -> int:
+    """By the heights of those who read from it."""
+    below = max((reader.height + 1 for reader in holding.readers.values()), default=0)
+    return min(below, DEPTH_MAX)
 
 
 def advance(turn: Turn, holding: Holding, watermark: int, bytes_done: int) -> None:

@@ -20,11 +20,38 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tensorhub.errors import Broken, Closed, Where
-from tensorhub.messages import Answer, Beat, Call, Goodbye, Hello, Notice, Refused, Reply, Request, Welcome
+from tensorhub.messages import (
+    Answer,
+    Beat,
+    Call,
+    Goodbye,
+    Hello,
+    List,
+    Listing,
+    Notice,
+    Refused,
+    Reply,
+    Request,
+    Status,
+    StatusView,
+    Welcome,
+)
 from tensorhub.types import SessionId
 
 #: Calls accepted and not yet seen by the machine, over all doors; beyond it, doors wait (and so do their peers).
 INBOX_MAX = 1024
+#: Calls of one peer that were not heard yet, and answers that it did not read, before no more of its calls are taken: a
+#: process may ask for all its shards at once, and read afterwards.
+UNREAD_MAX = 1024
+#: A view counts as so many of them: that of a large cluster takes megabytes.
+VIEW_WEIGHT = 16
+#: Doors that have neither a session nor carried a beat of one: all processes of a large cluster at once, for as long as
+#: a Hello takes; and fewer than the descriptors that a process has everywhere.
+STRANGERS_MAX = 512
+#: For a new peer to say who it is, however its bytes trickle: a token to be read and a slow network take less.
+HELLO_S = 10.0
+#: While there are `STRANGERS_MAX`, whoever had this long gives way to who comes: several round trips of any network.
+GRACE_S = 1.0
 #: Answers that wait for one peer. Replies are one per call, notices few: a peer so far behind does not read.
 OUTBOX_MAX = 4096
 
@@ -68,12 +95,34 @@ class Door:
         self.session: SessionId | None = None
         #: Why it is closed, or None while it is open.
         self.closed: str | None = None
+        #: Whether it speaks, or spoke, for a session, or carries its beats; else it is a stranger.
+        self.known = False
         self._outbox: deque[Answer] = deque()
         self._filled = asyncio.Event()
+        self._room = asyncio.Event()
+        #: Calls that wait for room do so in order.
+        self._order = asyncio.Lock()
+        #: Weights of its calls in the inbox, and of the answers that wait.
+        self._unheard = self._unread = 0
 
     async def submit(self, call: Call) -> None:
-        """Hand a call to the machine; waits while too many are queued. `Closed` once the door or the host is."""
-        await self._host.accept(self, call)
+        """Hand a call to the machine; waits while too many are queued, or the peer does not read. `Closed` once the
+        door or the host is."""
+        async with self._order:
+            while self._unread + self._unheard >= UNREAD_MAX and self.closed is None:
+                self._room.clear()
+                await self._room.wait()
+            self._unheard += _weight(call.request)
+            try:
+                await self._host.accept(self, call)
+            except BaseException:
+                self.heard(call)
+                raise
+
+    def heard(self, call: Call) -> None:
+        """A call is not in the inbox any more. For the host."""
+        self._unheard -= _weight(call.request)
+        self._room.set()
 
     async def take(self) -> list[Answer]:
         """All answers that wait, at least one; empty once the door is closed and all are taken."""
@@ -82,6 +131,8 @@ class Door:
             await self._filled.wait()
         answers = list(self._outbox)
         self._outbox.clear()
+        self._unread = 0
+        self._room.set()
         return answers
 
     def put(self, answer: Answer) -> None:
@@ -94,6 +145,7 @@ class Door:
             self.close("does not read its answers")
             return
         self._outbox.append(answer)
+        self._unread += _weight(answer.reply)
         self._filled.set()
 
     def close(self, reason: str) -> None:
@@ -101,6 +153,7 @@ class Door:
         if self.closed is None:
             self.closed = reason
             self._filled.set()
+            self._room.set()
             self._host.leave(self)
 
 
@@ -119,7 +172,12 @@ class Host:
         #: In order of arrival; None says that the door was closed.
         self._inbox: deque[tuple[Door, Call | None]] = deque()
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        #: Calls in the inbox, and those whose turn it is to be put there.
+        self._calls = 0
+        #: Doors that wait for room in the inbox, each with one call, longest first: nobody's flood keeps others out.
+        self._turns: deque[asyncio.Future[None]] = deque()
+        #: {stranger: when it came}, longest first.
+        self._strangers: dict[Door, int] = {}
         self._doors: set[Door] = set()
         #: {session: the door that speaks for it}; each of these doors is open.
         self._bound: dict[SessionId, Door] = {}
@@ -138,11 +196,20 @@ class Host:
         return 0.0 if self._doors else (self._clock_ns() - self._quiet_since_ns) / 1e9
 
     def open(self, peer: str) -> Door:
-        """A door for a new connection; `peer` names it in logs. `Closed` once the host has stopped."""
+        """A door for a new connection; `peer` names it in logs. `Closed` once the host has stopped, or while too many
+        came and said nothing."""
         if self._stopped is not None:
             raise Closed(f"the server has stopped: {self._stopped}")
+        now_ns = self._clock_ns()
+        if len(self._strangers) >= STRANGERS_MAX:
+            longest, since_ns = next(iter(self._strangers.items()))
+            if now_ns - since_ns < GRACE_S * 1e9:
+                raise Closed(f"{STRANGERS_MAX} connections are open that did not say Hello yet; try again")
+            _turn_out(longest, f"it did not say Hello, and {STRANGERS_MAX} others are new, too")
         door = Door(self, peer)
         self._doors.add(door)
+        self._strangers[door] = now_ns
+        self._wake.set()
         return door
 
     def stop(self, reason: str) -> None:
@@ -155,7 +222,7 @@ class Host:
         """Serve until `stop`; raises `Broken` when the machine broke."""
         try:
             while self._stopped is None:
-                if self._overdue_ns() > STALL_NS:
+                if max(self._overdue_ns(), self._strangers_overdue_ns()) > STALL_NS:
                     await asyncio.sleep(LISTEN_S)
                 self._work()
                 self._arm()
@@ -166,31 +233,54 @@ class Host:
             self._stopped = self._stopped or "its task ended"
             if self._timer is not None:
                 self._timer.cancel()
-            self._room.set()
             for door in list(self._doors):
                 door.close(f"the server has stopped: {self._stopped}")
+            self._give_turns()
 
     async def accept(self, door: Door, call: Call) -> None:
-        """Queue a call of a door, in order; waits for room. For `Door.submit`."""
-        while len(self._inbox) >= INBOX_MAX and self._stopped is None and door.closed is None:
-            self._room.clear()
-            await self._room.wait()
+        """Queue a call of a door, in order; waits for its turn. For `Door.submit`."""
+        if self._calls >= INBOX_MAX or self._turns:
+            turn = asyncio.get_running_loop().create_future()
+            self._turns.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._give_back()
+                raise
+        else:
+            self._calls += 1
         if self._stopped is not None or door.closed is not None:
+            self._give_back()
             raise Closed(f"connection closed: {door.closed or self._stopped}")
         self._inbox.append((door, call))
         self._wake.set()
 
+    def _give_back(self) -> None:
+        self._calls -= 1
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        """To as many as there is room for; to all once nothing is taken any more."""
+        while self._turns and (self._calls < INBOX_MAX or self._stopped is not None):
+            turn = self._turns.popleft()
+            if not turn.done():
+                self._calls += 1
+                turn.set_result(None)
+
     def leave(self, door: Door) -> None:
         """A door was closed. For `Door.close`."""
         self._doors.discard(door)
+        self._strangers.pop(door, None)
         self._quiet_since_ns = self._clock_ns()
         self._inbox.append((door, None))  # at most one per door: needs no room
         self._wake.set()
-        self._room.set()
 
     def _arm(self) -> None:
-        """Wake up for the machine's next deadline. A timer that is early stays: leases move on with every beat."""
-        deadline_ns = self._machine.next_deadline_ns()
+        """Wake up for the machine's next deadline, or a stranger's. A timer that is early stays: leases move on with
+        every beat."""
+        deadlines = [self._machine.next_deadline_ns(), self._stranger_deadline_ns()]
+        deadline_ns = min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
         if deadline_ns is None:
             return
         loop = asyncio.get_running_loop()
@@ -213,8 +303,12 @@ class Host:
             if call is None:
                 self._lost(door)
             else:
+                self._calls -= 1
                 self._receive(door, call)
-        self._room.set()
+                door.heard(call)
+        self._give_turns()
+        while self._strangers_overdue_ns() >= 0:
+            _turn_out(next(iter(self._strangers)), f"it did not say Hello within {HELLO_S:g} s")
         now_ns = self._clock_ns()
         if self._overdue_ns() >= 0:
             self._deliver(self._guarded(None, None, lambda: self._machine.tick(now_ns)))
@@ -222,6 +316,14 @@ class Host:
     def _overdue_ns(self) -> int:
         """How late the machine's next deadline is; negative while there is time."""
         deadline_ns = self._machine.next_deadline_ns()
+        return -1 if deadline_ns is None else self._clock_ns() - deadline_ns
+
+    def _stranger_deadline_ns(self) -> int | None:
+        return next(iter(self._strangers.values())) + round(HELLO_S * 1e9) if self._strangers else None
+
+    def _strangers_overdue_ns(self) -> int:
+        """How late the longest stranger is; negative while there is time."""
+        deadline_ns = self._stranger_deadline_ns()
         return -1 if deadline_ns is None else self._clock_ns() - deadline_ns
 
     def _lost(self, door: Door) -> None:
@@ -251,6 +353,9 @@ class Host:
                 if isinstance(answer.message, Welcome):
                     door.session = sender
                     self._bound[sender] = door
+                if isinstance(request, Hello | Beat) and not isinstance(answer.message, Refused):
+                    door.known = True
+                    self._strangers.pop(door, None)
                 outcome = type(answer.message).__name__
                 door.put(Answer(answer.id, answer.message))
             else:
@@ -306,3 +411,14 @@ class Host:
             if door is not None and call is not None:
                 door.put(Answer(call.id, Refused("Broken", story[:4096], Where())))
             raise (error if isinstance(error, Broken) else Broken(story)) from error
+
+
+def _weight(message: Request | Reply | Notice) -> int:
+    return VIEW_WEIGHT if isinstance(message, List | Status | Listing | StatusView) else 1
+
+
+def _turn_out(door: Door, reason: str) -> None:
+    """Close a stranger's door, and tell it why."""
+    _LOG.warning("%s is cut off: %s", door.peer, reason)
+    door.put(Answer(0, Refused("Closed", reason, Where())))
+    door.close(reason)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tensorhub.errors import Broken, Where
-from tensorhub.server.holdings import is_drained
+from tensorhub.server.holdings import height_of, is_drained
 from tensorhub.server.placement import centre, prefixes, shelf_of, weight_of
 from tensorhub.server.settings import DEPTH_MAX, MOVES_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
+    Grace,
     Holding,
     HoldingState,
     ModelTable,
@@ -119,6 +120,9 @@ def _record(state: State, record: VersionRecord) -> Iterator[Finding]:
                 counts = centres.setdefault(centre(holding.member.location), {})
                 counts[slot.shard] = counts.get(slot.shard, 0) + 1
     yield "data centres are counted", centres == record.centres
+    for seat, part in record.unplaced.items():
+        is_alone = seat.shard not in record.slots and part.phase in (Phase.QUEUED, Phase.REROUTING)
+        yield "who has no slot waits for it", is_alone and _is_open(part) and state.grace is Grace.OPEN
     for slot in slots:
         yield from _slot(slot)
         for holding in slot.holdings.values():
@@ -201,7 +205,7 @@ def _holding(state: State, holding: Holding) -> Iterator[Finding]:
         yield "a reader is filling", reader.state is HoldingState.FILLING
         yield "a reader's weight is true", reader.weight == weight_of(reader)
     yield "load is the sum of weights", holding.load == sum(reader.weight for reader in holding.readers.values())
-    yield "height is true", holding.height == max((each.height + 1 for each in holding.readers.values()), default=0)
+    yield "height is true", holding.height == height_of(holding)
     depth, above = 0, holding.upstream
     while above is not None and depth <= DEPTH_MAX:
         depth, above = depth + 1, above.upstream
@@ -285,7 +289,9 @@ def _part(state: State, transaction: Transaction, part: Part) -> Iterator[Findin
     queued = phase in (Phase.QUEUED, Phase.REROUTING)
     slot = None if transaction.record is None else transaction.record.slots.get(seat.shard)
     line = None if slot is None or part.line is None else slot.lines.get(part.line)
-    yield "who waits for a source is in its line", queued == (line is not None and line.get(seat) is part)
+    is_unplaced = transaction.record is not None and transaction.record.unplaced.get(seat) is part
+    in_line = (line is not None and line.get(seat) is part) or is_unplaced
+    yield "who waits for a source is in its line", queued == in_line
     waits_patiently = queued and filling is not None and part.patient
     yield "patience ends", waits_patiently == (("patience", seat) in state.deadlines.at)
     if phase is Phase.DRAINING:

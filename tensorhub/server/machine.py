@@ -175,6 +175,7 @@ def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: PLR0912 - one li
             watching.wait_late(turn, table, table.waits[SessionId(session), call])
         case ("grace",):
             grace.end_grace(turn)
+            reading.lose_hope(turn)
         case ("unsure", bytes() as generation):
             grace.sure(turn, state.generations[Generation(generation)])
         case ("asked", bytes() as generation):

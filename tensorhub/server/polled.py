@@ -18,6 +18,8 @@ from tensorhub.server.streams import CONNECTIONS_MAX, bytes_of, cut_off, submit
 POLL_S = 10.0
 #: Between two polls of a peer that lives; it polls again at once, so this is a peer that is gone, or stopped.
 ABSENT_S = 15.0
+#: Of what a peer says that it is called: it stands in every line of the log about it.
+PEER_CHARS_MAX = 256
 #: Unguessable, and never that of an earlier life of the server.
 DOOR_ID_BYTES = 16
 
@@ -47,7 +49,7 @@ class PolledDoors:
         if self._host.doors >= CONNECTIONS_MAX:
             raise Closed(f"{CONNECTIONS_MAX} connections are open: no more are taken")
         door_id = secrets.token_hex(DOOR_ID_BYTES)
-        polled = self._doors[door_id] = _Polled(self._host.open(peer))
+        polled = self._doors[door_id] = _Polled(self._host.open(peer[:PEER_CHARS_MAX]))
         self._expect_poll(door_id, polled)
         return door_id
 

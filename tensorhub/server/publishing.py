@@ -89,8 +89,7 @@ def is_claimed(transaction: Transaction, member: Member, buffers: str) -> bool:
 def check_content(member: Member, version: Version, content: Content) -> None:
     """`LayoutMismatch` or `VersionConflict` unless this may be a shard of that version."""
     replica = member.replica
-    if len(content.manifest) != ID_BYTES or content.shard_bytes < 0 or content.chunks < 0:
-        raise BadRequest(f"malformed content {content}", at(member, version))
+    check_well_formed(member, version, content)
     record = replica.model.versions.get(version)
     if record is None:
         return
@@ -114,6 +113,11 @@ def check_content(member: Member, version: Version, content: Content) -> None:
             f"version {version} is published without digests: a second publisher cannot be compared with the first",
             at(member, version),
         )
+
+
+def check_well_formed(member: Member, version: Version, content: Content) -> None:
+    if len(content.manifest) != ID_BYTES or content.shard_bytes < 0 or content.chunks < 0:
+        raise BadRequest(f"malformed content {content}", at(member, version))
 
 
 def seal(turn: Turn, request: Seal) -> None:

@@ -90,14 +90,13 @@ def _left(turn: Turn, part: Part, filling: Holding, generation: Generation) -> N
         part.excused.add(generation)
     elif source is not None:
         part.suspects[generation] = None
-    if filling.upstream is not None:
-        source = filling.upstream
-        detach(turn, filling)
-        if not is_excused:
-            _report(turn, source, part.member)
-            source.doubted = source.state is HoldingState.FILLING
-            reweigh(turn, source)
-            refresh(turn, source)
+    left = filling.upstream
+    detach(turn, filling)
+    if left is not None and not is_excused:
+        _report(turn, left, part.member)
+        left.doubted = left.state is HoldingState.FILLING
+        reweigh(turn, left)
+        refresh(turn, left)
 
 
 def _starves(source: Holding) -> bool:
@@ -151,6 +150,9 @@ def wake(turn: Turn, slot: Slot) -> None:
     who may have lost all hope are all tried.
     """
     in_vain: set[tuple[Kind, str]] = set()
+    for unplaced in [each for each in slot.record.unplaced.values() if each.member.seat.shard == slot.shard]:
+        if slot.record.unplaced.pop(unplaced.member.seat, None) is unplaced:
+            groups.fail_if(turn, unplaced, grants.place(turn, unplaced))
     for line in sorted(slot.lines, key=lambda line: _order(slot, line)):
         kind, place = line
         over, group = 0, (kind, centre_of(place))
@@ -171,6 +173,15 @@ def _order(slot: Slot, line: Line) -> tuple[Kind, bool, bool]:
     idle source, so that a chain runs through one rack after the other; then the line that is there for longest."""
     kind, place = line
     return kind, slot.shard not in slot.record.centres.get(centre_of(place), ()), not has_idle(slot, place)
+
+
+def lose_hope(turn: Turn) -> None:
+    """The grace is over: a shard that nobody has brought back is gone."""
+    for model in turn.state.models.values():
+        for record in list(model.versions.values()):
+            for part in list(record.unplaced.values()):
+                if part.member.seat in record.unplaced:
+                    groups.fail_if(turn, part, grants.place(turn, part))
 
 
 def _try(turn: Turn, part: Part) -> None:

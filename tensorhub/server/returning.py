@@ -7,14 +7,24 @@ taken. What may not be decided while some are still on their way, `grace.py` say
 from __future__ import annotations
 
 from tensorhub.errors import BadRequest, GroupAborted, GroupMismatch, TensorHubError
-from tensorhub.messages import Claim, Conflicted, Join, LineageMark, Moved, Replicate, Standing, TransactionAborted
+from tensorhub.messages import (
+    Claim,
+    Conflicted,
+    Content,
+    Join,
+    LineageMark,
+    Moved,
+    Replicate,
+    Standing,
+    TransactionAborted,
+)
 from tensorhub.messages import Undertaking as Told
 from tensorhub.server import groups
 from tensorhub.server.grace import doubt, raise_floor
 from tensorhub.server.grants import check_buffers, check_generation, check_opaque
 from tensorhub.server.holdings import detach, drop, link, make, slot_for, unpin
 from tensorhub.server.offers import refresh
-from tensorhub.server.publishing import check_content
+from tensorhub.server.publishing import check_well_formed
 from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX
 from tensorhub.server.state import (
     Holding,
@@ -191,7 +201,7 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
     holding = make(turn, member, claim.buffers, slot, claim.generation, state=state)
     holding.locators, holding.exposure = claim.locators, claim.exposure
     chunks = slot.content.chunks
-    holding.watermark = min(max(claim.watermark, 0), chunks) if claim.published else chunks
+    holding.watermark = min(claim.watermark, chunks) if claim.published else chunks
     holding.bytes_done = holding.watermark * slot.content.shard_bytes // max(1, chunks)
     if claim.published and member.published is None:
         member.published = version
@@ -207,15 +217,20 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
 def _check_claim(member: Member, claim: Claim) -> None:
     if claim.buffers in member.holdings:
         raise BadRequest(f"buffer set {claim.buffers!r} is claimed twice", at(member, claim.version))
+    if claim.watermark < 0:
+        raise BadRequest(f"a watermark of {claim.watermark} chunks is claimed", at(member, claim.version))
     _check_content(member, claim.version, claim.content, claim.root)
 
 
-def _check_content(member: Member, version: Version, content: object, root: Digest) -> None:
+def _check_content(member: Member, version: Version, content: Content, root: Digest) -> None:
     """Refuse what differs from what others hold as this version."""
-    model = member.replica.model
+    model, replica = member.replica.model, member.replica
+    check_well_formed(member, version, content)
     if version.lineage not in model.lineages and len(model.lineages) >= LINEAGES_MAX:
         raise BadRequest(f"model {model.key} has {LINEAGES_MAX} lineages already", at(member, version))
     record = model.versions.get(version)
+    if record is not None and (record.shards, record.layout) != (replica.shards, replica.layout):
+        raise BadRequest(f"version {version} is held by others in another layout", at(member, version))
     slot = None if record is None else record.slots.get(member.seat.shard)
     if slot is not None and (slot.content != content or (slot.root and root and slot.root != root)):
         raise BadRequest(f"version {version} is held by others with other bytes", at(member, version))
@@ -262,14 +277,16 @@ def _check_told(turn: Turn, member: Member, told: Told) -> None:
     check_version(told.version.number)
     parse_selector(told.selector)
     check_opaque(member, told.locators, told.exposure)
+    if told.watermark < 0 or told.bytes_done < 0:
+        raise BadRequest(
+            f"{told.watermark} chunks, {told.bytes_done} bytes are said to be done", at(member, told.version)
+        )
     if told.held:
         return
     check_generation(turn, member, told.generation)
     check_buffers(member, told.buffers)
     if told.buffers in member.holdings:
         raise BadRequest(f"buffer set {told.buffers!r} is both filled and held", at(member, told.version))
-    if told.version not in member.replica.model.versions:
-        check_content(member, told.version, told.content)
     _check_content(member, told.version, told.content, told.root if told.serves else Digest(b""))
 
 
@@ -361,9 +378,9 @@ def _refill(turn: Turn, member: Member, told: Told) -> Holding:
     filling.claimed = True
     filling.locators, filling.exposure = told.locators, told.exposure
     filling.serves, filling.begun = told.serves and bool(told.exposure), told.begun
-    filling.watermark = min(max(told.watermark, 0), slot.content.chunks)
+    filling.watermark = min(told.watermark, slot.content.chunks)
     # Who gave it this much nobody knows any more; it is not put down to the next source.
-    filling.bytes_done = max(told.bytes_done, 0)
+    filling.bytes_done = told.bytes_done
     filling.root = told.root or None
     _link(turn, filling, told.upstream)
     doubt(turn, filling)

@@ -9,18 +9,17 @@ from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, S
 from tensorhub.messages import PROTOCOL, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups, returning
 from tensorhub.server.grace import open_grace
-from tensorhub.server.grants import part_of
+from tensorhub.server.grants import check_location, part_of
 from tensorhub.server.holdings import drop, linger, stopped
 from tensorhub.server.settings import (
     BUFFER_SETS_MAX,
-    LOCATION_DEPTH_MAX,
     MODELS_MAX,
     SEATS_PER_SESSION_MAX,
     SESSIONS_MAX,
 )
 from tensorhub.server.state import Member, ModelTable, Outcome, Replica, Session
 from tensorhub.server.turn import Turn, at, where
-from tensorhub.types import ID_BYTES, SHARDS_MAX, ModelKey, Seat, SessionId, check_name
+from tensorhub.types import ID_BYTES, NAME_BYTES_MAX, SHARDS_MAX, ModelKey, Seat, SessionId, check_name
 
 # ---------------------------------------------------------------- sessions
 
@@ -83,7 +82,8 @@ def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
     for seat in list(session.lingers):
         stopped(turn, session, seat)
     for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
-        mark_idle(turn, turn.state.models[key])
+        if (known := turn.state.models.get(key)) is not None:  # else its last seat was ours, and it is forgotten
+            mark_idle(turn, known)
     turn.deadlines.cancel(("lease", session.id))
 
 
@@ -137,8 +137,9 @@ def _check_join(request: Join) -> None:
         check_name(kind, name)
     if not 1 <= request.shards <= SHARDS_MAX or not 0 <= seat.shard < request.shards:
         raise BadRequest(f"shard {seat.shard} of {request.shards}: a replica has 1 to {SHARDS_MAX} shards", place)
-    if len(request.location.parts) > LOCATION_DEPTH_MAX:
-        raise BadRequest(f"location {request.location} is deeper than {LOCATION_DEPTH_MAX} levels", place)
+    check_location(request.location, place)
+    if len(request.layout) > NAME_BYTES_MAX:
+        raise BadRequest(f"layout {request.layout[:40]!r}... is longer than {NAME_BYTES_MAX} characters", place)
     if len(request.claims) > BUFFER_SETS_MAX:
         raise BadRequest(f"{len(request.claims)} claims: a shard has at most {BUFFER_SETS_MAX} buffer sets", place)
 

@@ -64,6 +64,8 @@ LOCATORS_MAX = 64
 OPAQUE_BYTES_MAX = 4096
 #: Characters of what a reader says about its engine.
 ROUTE_TEXT_MAX = 256
+#: Characters of a reason for which a shard gave up: stories and outcomes repeat it, and every sibling is told.
+REASON_TEXT_MAX = 4096
 #: `dc/rack/host` and some room: each level is an index entry per holding.
 LOCATION_DEPTH_MAX = 8
 #: No wait is endless: a day is longer than any step of training.

@@ -280,6 +280,8 @@ class VersionRecord:
     centres: dict[str, dict[int, int]] = field(default_factory=dict)
     #: A newer lineage replaced it: no new decisions.
     retired: bool = False
+    #: Parts whose shard nobody has brought back yet: each waits for its slot. Empty but in a grace.
+    unplaced: dict[Seat, Part] = field(default_factory=dict)
 
     @property
     def readable(self) -> bool:

@@ -17,14 +17,17 @@ from tensorhub.errors import BadRequest, Broken, Closed, TensorHubError, Where
 from tensorhub.messages import Answer, Call, Refused
 from tensorhub.server.host import Door, Host
 from tensorhub.wire import codec as frames_codec
+from tensorhub.wire.codec import FRAME_BYTES_MAX
 from tensorhub.wire.frames import WRITE_S, FrameReader, write_frames
 
 #: Connections that wait to be accepted: every process of a large host at once.
 BACKLOG = 512
 #: Two connections for each of 1000 processes, and some; a process that opens more has lost count.
 CONNECTIONS_MAX = 4096
-#: For a connection without session (a heartbeat, or one that never says anything) to say something.
+#: For a connection without session that carries a heartbeat to say something; strangers have `host.HELLO_S` in all.
 UNBOUND_IDLE_S = 60.0
+#: What a stranger may send at once: a Hello or a Beat. It gets no memory of ours.
+STRANGER_FRAME_BYTES_MAX = 64 * 1024
 #: For a connection with a session the lease decides; this only says how often it is looked at.
 BOUND_LOOK_S = 60.0
 #: Before accepting is tried again after it failed.
@@ -138,7 +141,8 @@ async def _read_calls(reader: asyncio.StreamReader, door: Door) -> None:
     try:
         while door.closed is None:
             try:
-                data = await frames.next(idle_s=BOUND_LOOK_S if door.session is not None else UNBOUND_IDLE_S)
+                idle_s = BOUND_LOOK_S if door.session is not None else UNBOUND_IDLE_S
+                data = await frames.next(FRAME_BYTES_MAX if door.known else STRANGER_FRAME_BYTES_MAX, idle_s=idle_s)
             except TimeoutError:
                 if door.session is None or frames.pending:
                     raise
@@ -166,6 +170,8 @@ class Codec(Protocol):
 
 async def submit(data: bytes, door: Door, codec: Codec = frames_codec) -> None:
     """A call that cannot be read is refused to its caller; without a caller the peer is no good: `BadRequest`."""
+    if not door.known and len(data) > STRANGER_FRAME_BYTES_MAX:
+        raise BadRequest(f"a frame of {len(data)} bytes before Hello; {STRANGER_FRAME_BYTES_MAX} is the most")
     try:
         call = codec.decode_call(data)
     except BadRequest as error:

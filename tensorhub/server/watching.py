@@ -6,8 +6,9 @@ from tensorhub.errors import BadRequest, VersionUnavailable, WaitTimeout, Where
 from tensorhub.messages import Found, List, Listing, Ok, Status, Unwatch, Wait, Watch
 from tensorhub.server import views
 from tensorhub.server.grace import may_decide
+from tensorhub.server.grants import check_location
 from tensorhub.server.sessions import make_model, mark_idle
-from tensorhub.server.settings import LOCATION_DEPTH_MAX, WAITS_PER_SESSION_MAX
+from tensorhub.server.settings import WAITS_PER_SESSION_MAX
 from tensorhub.server.state import ModelTable, Session, Waiting
 from tensorhub.server.turn import Turn
 from tensorhub.server.versions import seen, select
@@ -19,8 +20,7 @@ def wait(turn: Turn, request: Wait) -> None:
     session = turn.session()
     _check_model(request.model)
     parse_selector(request.selector)
-    if len(request.location.parts) > LOCATION_DEPTH_MAX:
-        raise BadRequest(f"location {request.location} is deeper than {LOCATION_DEPTH_MAX} levels")
+    check_location(request.location, Where(model=str(request.model)))
     if turn.call in session.waits:
         return  # the same call once more: its one answer is still to come
     _check_room(turn, session)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import msgpack
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from tensorhub.errors import EngineUnavailable
 from tensorhub.ports import U64
 from tensorhub.transport.cuda_driver import CudaDriver, CudaFailure
+from tensorhub.transport.locators import malformed, packed, unpacked
 
 #: Tables that readers may still fetch by a locator that they were given a moment ago.
 TABLES_KEPT = 4
@@ -40,26 +40,22 @@ class Locator:
     check: int
 
     def pack(self) -> bytes:
-        return bytes(msgpack.packb([self.identity, self.origin, self.table, self.table_bytes, self.check]))
+        return packed([self.identity, self.origin, self.table, self.table_bytes, self.check])
 
     @classmethod
     def unpack(cls, data: bytes) -> Locator:
         """`EngineUnavailable` for anything but what `pack` makes."""
-        try:
-            identity, origin, table, table_bytes, check = msgpack.unpackb(data)
-        except (ValueError, TypeError) as error:
-            raise EngineUnavailable(f"the source's locator is malformed: {error}") from error
-        if not isinstance(identity, bytes) or not isinstance(origin, bytes):
-            raise EngineUnavailable("the source's locator is malformed: it names no process")
-        if not all(isinstance(value, int) and value >= 0 for value in (table, table_bytes, check)):
-            raise EngineUnavailable("the source's locator is malformed: its table is nowhere")
-        if table_bytes > TABLE_BYTES_MAX or table_bytes % ROW.itemsize:
-            raise EngineUnavailable(f"the source's locator is malformed: a table of {table_bytes} bytes")
-        return cls(identity, origin, table, table_bytes, check)
+        locator = cls(**unpacked(data, _TYPES))  # type: ignore[arg-type]  # checked: they are of these types
+        if locator.table_bytes > TABLE_BYTES_MAX or locator.table_bytes % ROW.itemsize:
+            raise malformed(f"a table of {locator.table_bytes} bytes")
+        return locator
 
     def is_of(self, table: Rows) -> bool:
         """Whether these are the rows that were offered."""
         return xxhash.xxh3_64_intdigest(table.tobytes()) == self.check
+
+
+_TYPES = {"identity": bytes, "origin": bytes, "table": int, "table_bytes": int, "check": int}
 
 
 @dataclass(slots=True)

@@ -9,13 +9,12 @@ import errno
 import functools
 import os
 import socket
-from dataclasses import asdict, dataclass, fields
-
-import msgpack
+from dataclasses import asdict, dataclass
 
 from tensorhub.addresses import PORT_MAX, Address, is_loopback, is_number
 from tensorhub.errors import EngineUnavailable
 from tensorhub.native.streams import INCARNATION_BYTES
+from tensorhub.transport.locators import malformed, packed, unpacked
 from tensorhub.transport.processes import boot_id
 from tensorhub.transport.route import ADVERTISE_ENV
 
@@ -50,33 +49,27 @@ class Endpoint:
         return Address(self.host, self.port)
 
     def pack(self) -> bytes:
-        return bytes(msgpack.packb(asdict(self)))
+        return packed(asdict(self))
 
     @classmethod
     @functools.lru_cache(maxsize=64)
     def unpack(cls, locator: bytes) -> Endpoint:
         """`EngineUnavailable` for anything but what `pack` makes."""
-        try:
-            values = msgpack.unpackb(locator)
-            endpoint = cls(**{field.name: values[field.name] for field in fields(cls)})
-            well_formed = (
-                0 < len(endpoint.host) <= HOST_CHARS_MAX
-                and isinstance(endpoint.host, str)
-                and 0 < endpoint.port <= PORT_MAX
-                and isinstance(endpoint.incarnation, bytes)
-                and len(endpoint.incarnation) == INCARNATION_BYTES
-                and isinstance(endpoint.boot, str)
-                and isinstance(endpoint.network, int)
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise EngineUnavailable(f"the source's locator is malformed: {error!r}") from error
-        if not well_formed:
-            raise EngineUnavailable(f"the source's locator is malformed: {values!r}")
+        endpoint = cls(**unpacked(locator, _TYPES))  # type: ignore[arg-type]  # checked: they are of these types
+        if not (endpoint.host.isprintable() and 0 < len(endpoint.host) <= HOST_CHARS_MAX):
+            raise malformed(f"host {endpoint.host[:40]!r}")
+        if not 0 < endpoint.port <= PORT_MAX:
+            raise malformed(f"port {endpoint.port}")
+        if len(endpoint.incarnation) != INCARNATION_BYTES:
+            raise malformed(f"an incarnation of {len(endpoint.incarnation)} bytes")
         return endpoint
 
     def shares_network_with(self, other: Endpoint) -> bool:
         """Whether loopback addresses of both mean the same interface."""
         return (self.boot, self.network) == (other.boot, other.network)
+
+
+_TYPES = {"host": str, "port": int, "incarnation": bytes, "boot": str, "network": int}
 
 
 def listen(host: str) -> socket.socket:

@@ -12,12 +12,11 @@ import os
 import threading
 import weakref
 
-import msgpack
-
 from tensorhub import native
 from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, Where
 from tensorhub.ports import HOST_ONLY, Chunks, Ranges
 from tensorhub.transport.landing import digest_landed
+from tensorhub.transport.locators import packed, unpacked
 from tensorhub.transport.ranges import RegisteredRanges, check_ranges, slices
 
 #: Copied at once: about 2 ms, after which the loop, the deadline and a `deregister` get their turn.
@@ -54,7 +53,7 @@ class MemoryEngine:
         _engines[self._number] = self
 
     def locate(self) -> bytes:
-        return bytes(msgpack.packb([self._token, self._number]))
+        return packed([self._token, self._number])
 
     def reaches(self, peer: bytes) -> str | None:
         """Why a peer is out of reach, or None."""
@@ -123,8 +122,5 @@ def _source(number: int) -> MemoryEngine:
 
 
 def _parse(peer: bytes) -> tuple[bytes, int]:
-    try:
-        token, number = msgpack.unpackb(peer)
-    except (ValueError, TypeError) as error:
-        raise EngineUnavailable(f"the source's locator is malformed: {error}") from error
-    return token, number
+    token, number = unpacked(peer, {"token": bytes, "number": int}).values()
+    return token, number  # type: ignore[return-value]  # checked: they are of these types

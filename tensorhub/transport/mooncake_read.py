@@ -12,15 +12,16 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import msgpack
 import numpy as np
 
 from tensorhub import native
-from tensorhub.addresses import Address
-from tensorhub.errors import Closed, EngineUnavailable, SourceFailed, TensorHubError, Where
+from tensorhub.addresses import PORT_MAX, Address
+from tensorhub.errors import Closed, SourceFailed, TensorHubError, Where
 from tensorhub.ports import Chunks, Ranges
 from tensorhub.transport.bounce import SLAB_BYTES, Slab
+from tensorhub.transport.locators import malformed, packed, unpacked
 from tensorhub.transport.mooncake_library import CELL_BYTES, Library, cell_of
 from tensorhub.transport.ranges import slices
 from tensorhub.transport.windows import REQUESTS_MAX, Window, apart, windows
@@ -49,18 +50,19 @@ class Place:
     cell: int
 
     def pack(self) -> bytes:
-        values = [self.boot, self.address.host, self.address.port, self.protocol, self.incarnation, self.cell]
-        return bytes(msgpack.packb(values))
+        return packed([self.boot, self.address.host, self.address.port, self.protocol, self.incarnation, self.cell])
 
     @classmethod
     def unpack(cls, locator: bytes) -> Place:
         """`EngineUnavailable` for anything but what `pack` makes."""
-        try:
-            boot, host, port, protocol, incarnation, cell = msgpack.unpackb(locator)
-            place = cls(str(boot), Address(str(host), int(port)), str(protocol), bytes(incarnation), int(cell))
-        except (ValueError, TypeError) as error:
-            raise EngineUnavailable(f"the source's locator is malformed: {error!r}") from error
-        return place
+        found: dict[str, Any] = unpacked(locator, _TYPES)
+        address = Address(found.pop("host"), found.pop("port"))
+        if not (address.host and address.host.isprintable() and 0 < address.port <= PORT_MAX):
+            raise malformed(f"address {address}")
+        return cls(address=address, **found)
+
+
+_TYPES = {"boot": str, "host": str, "port": int, "protocol": str, "incarnation": bytes, "cell": int}
 
 
 def identify(library: Library, place: Place, name: str, timeout_s: float) -> TensorHubError | None:

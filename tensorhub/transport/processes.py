@@ -9,15 +9,16 @@ import functools
 import os
 import select
 from collections import OrderedDict
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgpack
-
 from tensorhub.errors import EngineUnavailable, SourceFailed
+from tensorhub.transport.locators import malformed, packed, unpacked
 
 #: Descriptors an engine keeps for peers between reads; more than a host has accelerators, far below any ulimit.
 PEERS_MAX = 64
+#: What the kernel's own calls take.
+PID_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +44,19 @@ class Identity:
             raise EngineUnavailable(f"/proc does not say who this process is: {error}") from error
 
     def pack(self) -> bytes:
-        return bytes(msgpack.packb(asdict(self)))
+        return packed(asdict(self))
 
     @classmethod
     @functools.lru_cache(maxsize=64)
     def unpack(cls, locator: bytes) -> Identity:
         """`EngineUnavailable` for anything but what `pack` makes."""
-        try:
-            values = msgpack.unpackb(locator)
-            identity = cls(**{field.name: values[field.name] for field in fields(cls)})
-        except (ValueError, TypeError, KeyError) as error:
-            raise EngineUnavailable(f"the source's locator is malformed: {error!r}") from error
-        if not isinstance(identity.pid, int) or identity.pid <= 0:
-            raise EngineUnavailable(f"the source's locator is malformed: {identity.pid!r} is no process id")
+        identity = cls(**unpacked(locator, _TYPES))  # type: ignore[arg-type]  # checked: they are of these types
+        if not 0 < identity.pid <= PID_MAX:
+            raise malformed(f"{identity.pid} is no process id")
         return identity
+
+
+_TYPES = {"boot": str, "namespace": int, "pid": int, "start": int, "uid": int}
 
 
 def boot_id() -> str:

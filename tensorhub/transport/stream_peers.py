@@ -107,7 +107,7 @@ class Peer:
                     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except TimeoutError as error:
             raise EngineUnavailable(f"the source's host {host!r} was not found within {RESOLVE_S} s") from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the second for what is no name at all
             raise EngineUnavailable(f"the source's host {host!r} is unknown here: {error}") from error
         self.numbers = [(int(family), place) for family, _, _, _, place in found]
         self.unresolved = False

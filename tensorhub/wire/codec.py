@@ -111,13 +111,30 @@ def encode_answer(answer: m.Answer) -> bytes:
 def decode_call(data: bytes) -> m.Call:
     """The call in `data`, or `BadRequest`."""
     call_id, body = _unpacked(data, CALL_ARRAY_MAX)
-    return m.Call(call_id, _REQUEST(body))  # type: ignore[arg-type]  # exactly a Request: built from its type hints
+    try:
+        return m.Call(call_id, _REQUEST(body))  # type: ignore[arg-type]  # exactly a Request: built from its type hints
+    except BadRequest as error:
+        raise _of_another_protocol(body) or error from None
 
 
 def decode_answer(data: bytes) -> m.Answer:
     """The answer or notice in `data`, or `BadRequest`."""
     call_id, body = _unpacked(data, ARRAY_MAX)
     return m.Answer(call_id, _REPLY(body))  # type: ignore[arg-type]  # exactly a Reply or Notice: built from the hints
+
+
+def _of_another_protocol(body: object) -> BadRequest | None:
+    """Why a Hello that cannot be read is none of ours: its number comes first in every protocol."""
+    if type(body) is not tuple or len(body) < 2 or body[0] != TAGS[m.Hello] or type(body[1]) is not int:
+        return None
+    if body[1] == m.PROTOCOL:
+        return None
+    return other_protocol(body[1])
+
+
+def other_protocol(theirs: int) -> BadRequest:
+    """What a client of another release is told, whose Hello cannot even be read."""
+    return BadRequest(f"this server speaks protocol {m.PROTOCOL}, the client {theirs}; use one release")
 
 
 def call_id_of(data: bytes) -> int:
@@ -155,7 +172,8 @@ def _unpacked(data: bytes, array_max: int) -> tuple[int, object]:
             use_list=False,
             max_str_len=TEXT_BYTES_MAX,
             max_bin_len=BLOB_BYTES_MAX,
-            max_array_len=array_max,
+            object_hook=_no_map,
+            max_array_len=min(array_max, len(data)),  # an item takes a byte at least: no more is made room for
             max_map_len=0,
             max_ext_len=0,
         )
@@ -167,6 +185,11 @@ def _unpacked(data: bytes, array_max: int) -> tuple[int, object]:
     if type(call_id) is not int or not 0 <= call_id <= CALL_ID_MAX:
         raise BadRequest("a call's id is an int from 0 to 2**63 - 1")
     return call_id, body
+
+
+def _no_map(_: object) -> object:
+    """Empty maps pass the limit of their length, and take seventy times their byte."""
+    raise ValueError("a map")
 
 
 # ---------------------------------------------------------------- compiled once, at import

@@ -39,12 +39,14 @@ class FrameReader:
         """Whether part of a frame is here."""
         return bool(self._buffer)
 
-    async def next(self, *, idle_s: float | None, rest_s: float = FRAME_REST_S) -> bytes | None:
-        """The next payload, or None at the stream's proper end.
+    async def next(
+        self, most: int = FRAME_BYTES_MAX, *, idle_s: float | None, rest_s: float = FRAME_REST_S
+    ) -> bytes | None:
+        """The next payload, of at most so many bytes, or None at the stream's proper end.
 
         `idle_s` bounds the wait for the frame's first byte (None: the caller has another bound), `rest_s` all the rest.
         """
-        payload = self._cut()
+        payload = self._cut(most)
         if payload is not None:
             return payload
         if not self._buffer:
@@ -52,7 +54,7 @@ class FrameReader:
                 if not await self._fill():
                     return None
         async with asyncio.timeout(rest_s):
-            while (payload := self._cut()) is None:
+            while (payload := self._cut(most)) is None:
                 if not await self._fill():
                     raise BadRequest(f"the stream ended inside a frame, after {len(self._buffer)} bytes of it")
         return payload
@@ -62,12 +64,12 @@ class FrameReader:
         self._buffer += data
         return bool(data)
 
-    def _cut(self) -> bytes | None:
+    def _cut(self, most: int) -> bytes | None:
         if len(self._buffer) < _LENGTH.size:
             return None
         (nbytes,) = _LENGTH.unpack_from(self._buffer)
-        if nbytes > FRAME_BYTES_MAX:
-            raise BadRequest(f"a frame of {nbytes} bytes is announced; {FRAME_BYTES_MAX} is the most")
+        if nbytes > most:
+            raise BadRequest(f"a frame of {nbytes} bytes is announced; {most} is the most")
         end = _LENGTH.size + nbytes
         if len(self._buffer) < end:
             return None

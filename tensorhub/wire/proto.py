@@ -29,6 +29,7 @@ from tensorhub.wire.codec import (
     FRAME_BYTES_MAX,
     LENGTHS,
     TEXT_BYTES_MAX,
+    other_protocol,
 )
 
 #: Puts a value into the message that has the field.
@@ -58,7 +59,13 @@ def encode_answer(answer: m.Answer) -> bytes:
 
 def decode_call(data: bytes) -> m.Call:
     """The call in `data`, or `BadRequest`."""
-    return cast(m.Call, _decoded(data, pb.CallFrame(), _CALL))
+    frame = pb.CallFrame()
+    try:
+        return cast(m.Call, _decoded(data, frame, _CALL))
+    except BadRequest as error:
+        if frame.WhichOneof("request") == "hello" and frame.hello.protocol not in (0, m.PROTOCOL):
+            raise other_protocol(frame.hello.protocol) from error
+        raise
 
 
 def decode_answer(data: bytes) -> m.Answer:

@@ -16,8 +16,9 @@ from tests.sim.crowd import REPLICATE_S, Crowd
 from tests.sim.faults import Fault, Kind, inject
 from tests.sim.memory import LIES, Meddling, Rule
 from tests.sim.process import Place
+from tests.sim.server import LEASE_S
 from tests.sim.workload import Rollout, Trainer
-from tests.sim.world import LEASE_S, RESTART_S
+from tests.sim.world import RESTART_S
 
 #: Who failed tries again, so often.
 ATTEMPTS = 6

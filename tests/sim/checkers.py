@@ -15,6 +15,7 @@ from tensorhub import messages as m
 from tensorhub.client.results import Replication
 from tensorhub.client.slot import State
 from tensorhub.errors import Broken, ContractBroken, LeaseLost, TensorHubError
+from tests.sim.lives import Lives
 from tests.sim.marks import Mark
 from tests.sim.trace import told
 
@@ -35,8 +36,13 @@ class Watch:
     began_s: float
     frozen_s: float
     timeout_s: float
+    #: Bytes that its process had asked for, and asked for in vain, before.
+    asked: int
+    wasted: int
     #: Publishers whose unpublish returned while this call was reading from them.
     suspects: list[str] = field(default_factory=list)
+    #: Publishers that abandoned it: what they do later is no news to it, if it has not heard of that yet.
+    abandoned_by: list[Process] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -55,7 +61,9 @@ class Checkers:
     def __init__(self, world: World) -> None:
         self._world = world
         self.violations: list[str] = []
-        self._running: dict[Watch, None] = {}
+        #: Calls under way.
+        self.running: dict[Watch, None] = {}
+        self.lives = Lives(world)
         #: {process: (version, shown) of what it published and then spoiled}.
         self._spoiled: dict[Process, int] = {}
         self._published: dict[Process, int] = {}
@@ -71,8 +79,10 @@ class Checkers:
 
     def began(self, process: Process, what: str, timeout_s: float) -> Watch:
         now_s = self._world.now_s()
-        watch = Watch(process, what, now_s, process.strand.frozen_s(asyncio.get_running_loop().time()), timeout_s)
-        self._running[watch] = None
+        frozen_s, plane = process.strand.frozen_s(asyncio.get_running_loop().time()), self._world.plane
+        asked, wasted = plane.asked.get(process, 0), plane.wasted.get(process, 0)
+        watch = Watch(process, what, now_s, frozen_s, timeout_s, asked, wasted)
+        self.running[watch] = None
         return watch
 
     def ended(self, watch: Watch, error: TensorHubError | None) -> None:
@@ -82,7 +92,7 @@ class Checkers:
         of its call is another matter: it had a lease only as far as it knew; the server, which waits for no longer
         than a lease, may have known better, and the reader fences itself.
         """
-        del self._running[watch]
+        del self.running[watch]
         if watch.process.dead:
             return
         if isinstance(error, Broken):
@@ -100,21 +110,31 @@ class Checkers:
         if error is not None and not process.dead:
             self.violated("Bounded", process, f"{what} raised {error!r}")
 
+    def broken(self, broken: Broken) -> None:
+        """The machine's own promises."""
+        self._world.trace.add("VIOLATION", f"Broken: {told(broken)}")
+        self.violations.append(f"Broken violated by the server: {told(broken)}")
+
     def unheard(self, context: dict[str, object]) -> None:
         """An error that nobody looks at: a task that died alone, a callback that raised."""
         line = f"unheard: {context.get('message')}: {context.get('exception')!r}"
         self._world.trace.add("VIOLATION", line)
         self.violations.append(line)
 
+    def call_of(self, process: Process) -> Watch | None:
+        """The call that a process has under way: its user makes one at a time."""
+        return next((watch for watch in self.running if watch.process is process), None)
+
     def unfinished(self) -> list[str]:
         """Calls that have not ended."""
-        return [f"{watch.process.name} {watch.what} since {watch.began_s:.2f}s" for watch in self._running]
+        return [f"{watch.process.name} {watch.what} since {watch.began_s:.2f}s" for watch in self.running]
 
     # ------------------------------------------------------------ publishing
 
     def published(self, process: Process, version: int) -> None:
         self._published[process] = version
         self._spoiled.pop(process, None)
+        self.lives.published(process, version)
 
     def scribbled(self, process: Process) -> None:
         """A publisher breaks its contract, if it shows something."""
@@ -134,17 +154,23 @@ class Checkers:
                     "Exact", process, f"version {version} was written to while published, and nobody was told"
                 )
         if abandon:
-            if any(reading.source is process for reading in self._world.plane.reading.values()):
-                self._world.marks.hit(Mark.ABANDONED)
+            for reading in self._world.plane.reading.values():
+                call = self.call_of(reading.reader)
+                if reading.source is process:
+                    self._world.marks.hit(Mark.ABANDONED)
+                    if call is not None:
+                        call.abandoned_by.append(process)
             return
         for reading in self._world.plane.reading.values():
             reader = reading.reader
             live = reader.lease_is_live and reader.session.lapses == reading.lapses
-            call = next((watch for watch in self._running if watch.process is reader), None)
-            if reading.source is process and live and call is not None:
+            call = self.call_of(reader)
+            if reading.source is process and live and call is not None and process not in call.abandoned_by:
                 call.suspects.append(process.name)
         if waited_s > 0.005:
             self._world.marks.hit(Mark.DRAIN_WAITED)
+        if error is None and (call := self.call_of(process)) is not None:
+            self.lives.unpublished(call)
 
     # ------------------------------------------------------------ serving
 
@@ -160,10 +186,13 @@ class Checkers:
     # ------------------------------------------------------------ replicating
 
     def before(self, process: Process) -> Before:
+        self.lives.hides(process)
         return Before(process.version, process.state, process.member.slots["a"].pending is not None)
 
-    def replicated(self, process: Process, before: Before, got: Replication, only: Sequence[str] | None) -> None:
-        """Exact, Untorn: judged the instant the call returns."""
+    def replicated(
+        self, process: Process, before: Before, got: Replication, only: Sequence[str] | None, *, latest: bool = False
+    ) -> None:
+        """Exact, Untorn: judged the instant the call returns. `latest` says that this is what was asked for."""
         wrong = process.buffers.wrong(got.version, only)
         if wrong is not None:
             self.violated("Exact", process, f"replicate returned version {got.version}, but {wrong}")
@@ -172,6 +201,10 @@ class Checkers:
             self.violated("No false progress", process, f"shows version {process.version}, replicated {got.version}")
         if only is None:
             self._siblings_whole(process, got.version)
+        if (call := self.call_of(process)) is not None:
+            self.lives.replicated(process, call, got.version, is_whole=only is None and not got.already_held)
+            if latest:
+                self.lives.latest(process, call, got.version)
         marks = self._world.marks
         if before.state is State.TORN:
             marks.hit(Mark.TORN_HEALED)
@@ -203,6 +236,8 @@ class Checkers:
         shown = process.version
         if process.dead:
             return
+        if (call := self.call_of(process)) is not None:
+            self.lives.failed(process, call, error)
         if shown is not None:
             wrong = process.buffers.wrong(shown)
             if wrong is not None or (shown != before.version and not before.is_unknown):
@@ -229,6 +264,7 @@ class Checkers:
         if len(set(versions.values())) > 1:
             process = self._world.processes[next(iter(versions))]
             self.violated("One version per replica", process, f"shards returned {versions}")
+        self.lives.group(versions)
 
     # ------------------------------------------------------------ what happens to processes
 
@@ -250,6 +286,7 @@ class Checkers:
 
     def heard(self, process: Process, message: m.Request | m.Reply | m.Notice) -> None:
         """Marks for what is only seen on the wire."""
+        self.lives.heard(process, message)
         marks = self._world.marks
         match message:
             case m.Reroute(reason=reason) if "does not match its digest" in reason and self._was_lied_to(process):
@@ -282,10 +319,8 @@ class Checkers:
 
     def crashed(self, errors: Sequence[Exception]) -> None:
         """The simulation itself, or the server, has failed."""
-        if self._world.server_task.done() and not self._world.server_task.cancelled():
-            server = self._world.server_task.exception()
-            errors = [*errors, *([server] if isinstance(server, Exception) else [])]
-        self.violations += [f"broken: {error!r}" for error in errors]
+        servers = [life.crashed() for life in self._world.lives]
+        self.violations += [f"broken: {error!r}" for error in [*errors, *servers] if error is not None]
 
     def nothing_left(self, tasks: set[asyncio.Task[object]]) -> None:
         """Bounded: no task outlives its process."""

@@ -50,7 +50,7 @@ class Layout:
 
 def draw_layout(rng: random.Random, model: int, shard: int) -> Layout:
     """A shard of some hundred KiB: a few large tensors, tiny ones, one without bytes, one tied."""
-    sizes = [(f"layer.{i}.weight", WORD * rng.randrange(1024, 24_000)) for i in range(rng.randint(1, 4))]
+    sizes = [(f"layer.{i}.weight", WORD * rng.randrange(1024, 16_000)) for i in range(rng.randint(1, 4))]
     sizes += [(f"layer.{i}.bias", WORD * rng.randint(1, 64)) for i in range(rng.randint(0, 3))]
     sizes += [("embed", 65_536), ("empty", 0)]
     return Layout(model, shard, tuple(sizes), (("head", "embed"),))

@@ -32,29 +32,37 @@ class Kind(enum.Enum):
     LATE = "late"
     SCRIBBLE = "scribble"
     MEDDLE = "meddle"
+    RESTART = "restart the server, empty,"
+    SPLIT = "two servers"
 
 
-#: {kind: how often it is drawn}.
+#: Whether worlds lose their server.
+SERVER_DIES = True
+#: {kind: how often it is drawn}. A third of the worlds that have faults lose their server.
 _WEIGHTS = {
-    Kind.KILL: 3,
+    Kind.KILL: 4,
     Kind.PAUSE: 4,
-    Kind.PAUSE_AND_REPLACE: 1,
+    Kind.PAUSE_AND_REPLACE: 2,
     Kind.HOLD_INTERPRETER: 1,
     Kind.CUT: 5,
     Kind.PART: 2,
-    Kind.LOSE_COMMIT: 1,
+    Kind.LOSE_COMMIT: 2,
     Kind.LATE: 1,
     Kind.SCRIBBLE: 2,
     Kind.MEDDLE: 6,
+    Kind.RESTART: 3 * SERVER_DIES,
+    Kind.SPLIT: 1 * SERVER_DIES,
 }
 FAULTS_MAX = 10
 #: How long one that was replaced, and is back, may go on beside its successor before its host kills it.
 ZOMBIE_S = 8.0
+#: A server that is to die amid a filling looks so often whether there is one, and waits so long.
+FILLING_LOOK_S, FILLING_WAIT_S = 0.02, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`place` is a name, or "" for everybody."""
+    """`place` is a name, or "" for everybody; a server's faults name the places that another takes over."""
 
     at_s: float
     kind: Kind
@@ -62,10 +70,17 @@ class Fault:
     seconds: float
     meddling: Meddling | None = None
     probability: float = 0.0
+    taken: tuple[str, ...] = ()
+    #: A server dies while somebody is being filled, if anybody is soon.
+    amid: bool = False
+    #: Of two servers the second is the one that goes on.
+    second_stays: bool = False
 
     def __str__(self) -> str:
         what = self.kind.value if self.meddling is None else f"{self.meddling.value} x{self.probability:.2f}"
-        return f"{self.at_s:6.2f}s {what} {self.place or 'all'} for {self.seconds:.2f}s"
+        what += " amid a filling" if self.amid else ""
+        whom = ", ".join(self.taken) + (", then alone," if self.second_stays else "") if self.taken else self.place
+        return f"{self.at_s:6.2f}s {what} {whom or 'all'} for {self.seconds:.2f}s"
 
 
 def draw_plan(rng: random.Random, places: list[Place], until_s: float) -> list[Fault]:
@@ -86,9 +101,16 @@ def draw_plan(rng: random.Random, places: list[Place], until_s: float) -> list[F
                 trainers = [each for each in places if each.is_trainer]
                 fault = Fault(at_s, kind, rng.choice(trainers).name, 0.0)
             case Kind.PAUSE | Kind.PAUSE_AND_REPLACE | Kind.HOLD_INTERPRETER | Kind.PART:
-                fault = Fault(at_s, kind, place.name, rng.choice([rng.uniform(0.1, 4), rng.uniform(7, 16)]))
+                fault = Fault(at_s, kind, place.name, rng.choice([rng.uniform(0.1, 4), rng.uniform(7, 10)]))
             case Kind.LOSE_COMMIT:
-                fault = Fault(at_s, kind, place.name, rng.uniform(5, 12))
+                fault = Fault(at_s, kind, place.name, rng.uniform(5, 9))
+            case Kind.RESTART:
+                seconds = rng.choice([0.05, rng.uniform(0.1, 2), rng.uniform(2, 5), 8.0])
+                fault = Fault(at_s, kind, "", seconds, amid=rng.random() < 0.7)
+            case Kind.SPLIT:
+                taken = tuple(each.name for each in places if rng.random() < 0.5) or (place.name,)
+                seconds, stays = rng.uniform(0.5, 9), rng.random() < 0.5
+                fault = Fault(at_s, kind, "", seconds, taken=taken, amid=rng.random() < 0.7, second_stays=stays)
             case Kind.KILL | Kind.CUT:
                 fault = Fault(at_s, kind, place.name, rng.uniform(0.0, 5.0))
         faults.append(fault)
@@ -104,10 +126,14 @@ async def inject(world: World, fault: Fault) -> None:
     if fault.kind is Kind.LATE:
         await _be_late(world, fault)
         return
+    if fault.kind in (Kind.RESTART, Kind.SPLIT):
+        await _lose_server(world, fault)
+        return
     process = world.processes.get(fault.place)
     if process is None or process.dead or process.strand.frozen:
         return
     world.trace.add("FAULT", str(fault))
+    world.checkers.lives.disturbed(process)
     match fault.kind:
         case Kind.KILL:
             await process.kill()
@@ -145,6 +171,26 @@ async def _stop_for_a_while(world: World, process: Process, fault: Fault) -> Non
     if process.replaced:
         await asyncio.sleep(ZOMBIE_S)
         await process.kill()
+
+
+async def _lose_server(world: World, fault: Fault) -> None:
+    if fault.amid:
+        await _until_filling(world)
+    if world.server_in_trouble:
+        return
+    world.trace.add("FAULT", str(fault))
+    if fault.kind is Kind.RESTART:
+        await world.restart_server(fault.seconds)
+    else:
+        await world.split_server(fault.taken, fault.seconds, second_stays=fault.second_stays)
+
+
+async def _until_filling(world: World) -> None:
+    began_s = world.now_s()
+    while world.now_s() - began_s < FILLING_WAIT_S:
+        if any(process.is_filling for process in world.processes.values() if not process.dead):
+            return
+        await asyncio.sleep(FILLING_LOOK_S)
 
 
 async def _meddle(world: World, fault: Fault, meddling: Meddling) -> None:

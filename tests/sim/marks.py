@@ -30,7 +30,24 @@ class Mark(enum.Enum):
     OUTCOME_UNKNOWN = "the answer to a commit was lost"
     RECONNECTED = "a session came back after a loss of connection"
     TORN_HEALED = "a replicate returned on tensors that an earlier one had left torn"
+    FLOWED_THROUGH_RESTART = "a replicate in flight when the server died returned, and read no byte again"
+    WAITED_THROUGH_RESTART = "a replicate that had no version yet when the server died got one"
+    DRAINED_THROUGH_RESTART = "an unpublish under way when the server died returned"
+    DECISION_KEPT = "a group half of which was being filled when the server died returned that version, whole"
+    LATEST_HELD = "a new server said which version is the latest when only older ones were back, and was right"
     PREVIOUS_KEPT = "a replicate failed before the first byte and the version before it was still held, whole"
+
+
+#: What only the death of a server brings about.
+OF_RESTARTS = frozenset(
+    {
+        Mark.FLOWED_THROUGH_RESTART,
+        Mark.WAITED_THROUGH_RESTART,
+        Mark.DRAINED_THROUGH_RESTART,
+        Mark.DECISION_KEPT,
+        Mark.LATEST_HELD,
+    }
+)
 
 
 class Marks:

@@ -19,7 +19,7 @@ from tensorhub.errors import Closed, EngineUnavailable, SourceFailed
 from tensorhub.ports import Chunks, Ranges
 from tensorhub.transport.landing import digest_landed
 from tensorhub.transport.memory import MemoryEngine
-from tensorhub.transport.ranges import slices
+from tensorhub.transport.ranges import check_ranges, slices
 from tests.sim.marks import Mark, Marks
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class DataPlane:
         self.links: dict[str, Link] = {}
         #: {process: bytes of weights and their digests that it has asked for}.
         self.asked: dict[Process, int] = {}
+        #: {process: how many of these did not come, or came wrong, or were not waited for}.
+        self.wasted: dict[Process, int] = {}
         #: Processes that were told of a success that was none.
         self.lied_to: dict[Process, int] = {}
         self._engines: dict[bytes, SimEngine] = {}
@@ -171,29 +173,34 @@ class SimEngine:
     async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
         if self._dead:
             raise Closed("this engine is closed")
-        source = self._plane.at(peer).process
-        reading = Reading(self.process, source, ranges.total_bytes, self.process.session.lapses)
-        number = self._plane.begin(reading)
-        if ranges.total_bytes > SMALL_BYTES:
-            self._plane.asked[self.process] = self._plane.asked.get(self.process, 0) + ranges.total_bytes
+        check_ranges(ranges)
+        plane, nbytes = self._plane, ranges.total_bytes
+        source = plane.at(peer)
+        number = plane.begin(Reading(self.process, source.process, nbytes, self.process.session.lapses))
+        if nbytes > SMALL_BYTES:
+            plane.asked[self.process] = plane.asked.get(self.process, 0) + nbytes
+        is_well = False
         try:
-            meddling = await self._read(source, peer, ranges, timeout_s)
+            meddling = await self._read(source, ranges, nbytes, timeout_s)
             if chunks is not None and meddling is not Meddling.NO_DIGESTS:
                 digest_landed(ranges, chunks)
+            is_well = meddling not in LIES
         finally:
-            del self._plane.reading[number]
-        if ranges.total_bytes > SMALL_BYTES:
-            for shown in (self.process, source):
+            del plane.reading[number]
+            if nbytes > SMALL_BYTES and not is_well:
+                plane.wasted[self.process] = plane.wasted.get(self.process, 0) + nbytes
+        if nbytes > SMALL_BYTES:
+            for shown in (self.process, source.process):
                 if shown.is_filling:
                     shown.world.checkers.served(shown)
-            if source.is_filling:
-                self._plane.marks.hit(Mark.PARTIAL_SERVED)
+            if source.process.is_filling:
+                plane.marks.hit(Mark.PARTIAL_SERVED)
 
-    async def _read(self, source: Process, peer: bytes, ranges: Ranges, timeout_s: float) -> Meddling | None:
+    async def _read(self, source: SimEngine, ranges: Ranges, nbytes: int, timeout_s: float) -> Meddling | None:
         plane = self._plane
-        rule = plane.draw(self.process, source, ranges.total_bytes)
+        rule = plane.draw(self.process, source.process, nbytes)
         meddling = None if rule is None else rule.meddling
-        spent_s = plane.passage_s(self.process, source, ranges.total_bytes)
+        spent_s = plane.passage_s(self.process, source.process, nbytes)
         match meddling:
             case Meddling.FAIL:
                 await asyncio.sleep(LATENCY_S)
@@ -213,29 +220,36 @@ class SimEngine:
             case Meddling.DO_NOTHING:
                 await asyncio.sleep(spent_s)
             case Meddling.TRUNCATE:
-                piece = next(slices(ranges, plane.rng.randint(1, ranges.total_bytes)))
-                await self._land(peer, piece, spent_s, timeout_s)
+                piece = next(slices(ranges, plane.rng.randint(1, nbytes)))
+                await self._land(source, piece, piece.total_bytes, spent_s)
             case Meddling.SWAP:
-                await self._land(peer, ranges, spent_s, timeout_s)
+                await self._land(source, ranges, nbytes, spent_s)
                 _swap(ranges, plane.rng)
             case Meddling.FLIP:
-                await self._land(peer, ranges, spent_s, timeout_s)
+                await self._land(source, ranges, nbytes, spent_s)
                 _flip(ranges, plane.rng)
             case _:
-                await self._land(peer, ranges, spent_s, timeout_s)
+                await self._land(source, ranges, nbytes, spent_s)
         return meddling
 
-    async def _land(self, peer: bytes, ranges: Ranges, spent_s: float, timeout_s: float) -> None:
-        """The real read, spread over its time in pieces of any size."""
-        total = ranges.total_bytes
-        if total <= SMALL_BYTES:
+    async def _land(self, source: SimEngine, ranges: Ranges, nbytes: int, spent_s: float) -> None:
+        """The bytes as they are when they are read, spread over its time in pieces of any size."""
+        if nbytes <= SMALL_BYTES:
             await asyncio.sleep(spent_s)
-            await self._inner.read(peer, ranges, timeout_s)
+            self._copy(source, ranges)
             return
-        piece_bytes = self._plane.rng.randint(total // 4 + 1, total)
+        piece_bytes = self._plane.rng.randint(nbytes // 4 + 1, nbytes)
         for piece in slices(ranges, piece_bytes):
-            await asyncio.sleep(spent_s * piece.total_bytes / total)
-            await self._inner.read(peer, piece, timeout_s)
+            await asyncio.sleep(spent_s * min(1.0, piece_bytes / nbytes))
+            self._copy(source, piece)
+
+    def _copy(self, source: SimEngine, ranges: Ranges) -> None:
+        """As the memory engine does, in one instant: it takes its time and its turns above."""
+        if self._dead:
+            raise Closed("this engine was closed during a read")
+        if source._dead:
+            raise SourceFailed("the source's engine is closed")
+        source._inner.copy_out(ranges, 0)
 
 
 def _local(ranges: Ranges, i: int) -> np.ndarray:

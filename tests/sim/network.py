@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorhub.errors import Closed, ServerUnavailable
 from tensorhub.messages import Answer, Call, Done, Notice, Reply, Request
@@ -30,7 +30,10 @@ class Network:
     """Every connection of a world. `tap` hears each message when it arrives."""
 
     def __init__(
-        self, host: Callable[[], Host], rng: random.Random, tap: Callable[[Process, Request | Reply | Notice], None]
+        self,
+        host: Callable[[Process], Host],
+        rng: random.Random,
+        tap: Callable[[Process, Request | Reply | Notice], None],
     ) -> None:
         self.host = host
         self.tap = tap
@@ -42,20 +45,25 @@ class Network:
         self._open: dict[Process, list[SimConnection]] = {}
         #: Processes whose next commit is the last that is heard of them for a while.
         self.fragile: set[Process] = set()
-        #: {process: set when its partition ends}.
-        self._parted: dict[Process, asyncio.Event] = {}
+        self._parted: set[Process] = set()
 
     def delay_s(self) -> float:
         return DELAY_S + self._rng.random() * self.lateness_s
+
+    def arrival_s(self, before: Sequence[tuple[float, object]]) -> float:
+        """When what is sent now arrives: not before what was sent before it."""
+        at_s = asyncio.get_running_loop().time() + self.delay_s()
+        return max(at_s, before[-1][0]) if before else at_s
 
     def connect(self, process: Process) -> SimConnection:
         if process in self._parted or process.dead:
             raise ServerUnavailable("no route to the server")
         try:
-            door = self.host().open(process.name)
+            host = self.host(process)
+            door = host.open(process.name)
         except Closed as error:
             raise ServerUnavailable(error.message) from error
-        connection = SimConnection(self, process, door)
+        connection = SimConnection(self, process, host, door)
         self._open.setdefault(process, []).append(connection)
         return connection
 
@@ -68,40 +76,51 @@ class Network:
         for connection in self._open.pop(process, []):
             connection.break_off(why)
 
+    def hang_up(self, host: Host, why: str) -> None:
+        """This server is dead: what was under way is lost, in both directions; peers hear of it as of anything else."""
+        for connections in list(self._open.values()):
+            for connection in list(connections):
+                if connection.host is host:
+                    connection.hang_up(why)
+
     def part(self, process: Process) -> None:
         """Nothing goes through in either direction, and nothing breaks, until `join`."""
-        self._parted.setdefault(process, asyncio.Event())
+        self._parted.add(process)
 
     def join(self, process: Process) -> None:
-        parted = self._parted.pop(process, None)
-        if parted is not None:
-            parted.set()
+        if process in self._parted:
+            self._parted.discard(process)
+            for connection in self._open.get(process, ()):
+                connection.flush()
 
-    async def passage(self, process: Process) -> None:
-        """Wait while there is none."""
-        while (parted := self._parted.get(process)) is not None:
-            await parted.wait()
+    def is_open(self, process: Process) -> bool:
+        """Whether what arrives gets through."""
+        return process not in self._parted
 
 
 class SimConnection:
-    """`ports.Connection`: two queues, each emptied by a task of the network."""
+    """`ports.Connection`: messages on their way up and down, in order; each is the network's until it arrives."""
 
-    def __init__(self, network: Network, process: Process, door: Door) -> None:
-        self.process = process
+    def __init__(self, network: Network, process: Process, host: Host, door: Door) -> None:
+        self.process, self.host = process, host
         self._network = network
         self._door = door
+        #: What was sent and has not arrived, oldest first, with when it is to arrive at the earliest.
         self._up: deque[tuple[float, Call]] = deque()
+        #: None is the server's last word: it has closed.
+        self._down: deque[tuple[float, Answer | None]] = deque()
         self._inbox: deque[Answer] = deque()
-        self._sent, self._arrived = asyncio.Event(), asyncio.Event()
+        self._arrived = asyncio.Event()
         self._lost: str | None = None
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work, context=network.context) for work in (self._pump_up(), self._pump_down())]
+        self._loop = asyncio.get_running_loop()
+        self._taking = self._loop.create_task(self._take(), context=network.context)
 
     async def send(self, call: Call) -> None:
         if self._lost is not None:
             raise ServerUnavailable(self._lost)
-        self._up.append((asyncio.get_running_loop().time() + self._network.delay_s(), call))
-        self._sent.set()
+        at_s = self._network.arrival_s(self._up)
+        self._up.append((at_s, call))
+        self._loop.call_at(at_s, self._arrive_up, context=self._network.context)
 
     async def receive(self) -> Answer:
         while not self._inbox:
@@ -119,20 +138,28 @@ class SimConnection:
         """Both ends learn of it; what was under way is lost. Idempotent."""
         if self._lost is None:
             self._lost = why
+            self._up.clear()
+            self._down.clear()
             self._arrived.set()
             self._door.close(why)
-            for task in self._tasks:
-                task.cancel()
+            self._taking.cancel()
 
-    async def _pump_up(self) -> None:
-        while True:
-            while not self._up:
-                self._sent.clear()
-                await self._sent.wait()
-            at_s, call = self._up.popleft()
-            await self._travel(at_s)
+    def hang_up(self, why: str) -> None:
+        """The other end is dead; this one learns of it when the news arrives."""
+        self._up.clear()
+        self._down.clear()
+        self._door.close(why)
+
+    def flush(self) -> None:
+        """A partition is over: what waited at it goes on."""
+        self._loop.call_soon(self._arrive_up, context=self._network.context)
+        self._loop.call_soon(self._arrive_down, context=self._network.context)
+
+    def _arrive_up(self) -> None:
+        while self._up and self._up[0][0] <= self._loop.time() and self._network.is_open(self.process):
+            _, call = self._up.popleft()
             try:
-                await self._door.submit(call)
+                _at_once(self._door.submit(call))
             except Closed as error:
                 self.break_off(error.message)
                 return
@@ -141,21 +168,36 @@ class SimConnection:
                 self._network.fragile.discard(self.process)
                 self._network.part(self.process)
 
-    async def _pump_down(self) -> None:
+    async def _take(self) -> None:
         while answers := await self._door.take():
-            at_s = asyncio.get_running_loop().time() + self._network.delay_s()
             for answer in answers:
-                await self._travel(at_s)
-                self._network.tap(self.process, answer.reply)
-                self._inbox.append(answer)
-                self._arrived.set()
-        self.break_off(f"the server closed it: {self._door.closed}")
+                self._send_down(answer)
+        self._send_down(None)
 
-    async def _travel(self, at_s: float) -> None:
-        left_s = at_s - asyncio.get_running_loop().time()
-        if left_s > 0:
-            await asyncio.sleep(left_s)
-        await self._network.passage(self.process)
+    def _send_down(self, answer: Answer | None) -> None:
+        at_s = self._network.arrival_s(self._down)
+        self._down.append((at_s, answer))
+        self._loop.call_at(at_s, self._arrive_down, context=self._network.context)
+
+    def _arrive_down(self) -> None:
+        while self._down and self._down[0][0] <= self._loop.time() and self._network.is_open(self.process):
+            _, answer = self._down.popleft()
+            if answer is None:
+                self.break_off(f"the server closed it: {self._door.closed}")
+                return
+            self._network.tap(self.process, answer.reply)
+            self._inbox.append(answer)
+            self._arrived.set()
+
+
+def _at_once(submission: Coroutine[Any, Any, None]) -> None:
+    """The host takes what comes before anything else can come: nobody waits for room."""
+    try:
+        submission.send(None)
+    except StopIteration:
+        return
+    submission.close()
+    raise AssertionError("a simulated server has more calls queued than it takes")
 
 
 class SimLink:

@@ -2,13 +2,14 @@
 
 A strand is whatever stops together: a process's interpreter, its heartbeat thread. Every callback of the loop belongs
 to the strand in whose context it was scheduled, or to none (the world itself). A frozen strand's callbacks and timers
-are kept, in order, while time goes by; thawed, they run at once, late, as they do in a process that was stopped.
+are kept when their turn comes, in order, while time goes by; thawed, they run at once, late, as they do in a process
+that was stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.support.virtual_time import VirtualLoop
 
 #: The strand that runs now; None for the world.
 _CURRENT: ContextVar[Strand | None] = ContextVar("strand", default=None)
+#: A strand forgets the tasks that are done when it has made so many more.
+TASKS_KEPT_MAX = 64
 
 
 class Strand:
@@ -23,15 +26,16 @@ class Strand:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Tasks that run in it, oldest first.
-        self.tasks: dict[asyncio.Task[Any], None] = {}
+        #: Tasks that run in it, oldest first; some of them are done.
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks_max = TASKS_KEPT_MAX
         #: What its own code runs in.
         self.context = copy_context()
         self.context.run(_CURRENT.set, self)
         self._frozen_since_s: float | None = None
         self._frozen_s = 0.0
-        #: (handle, what it calls), in the order in which it became due.
-        self._held: list[tuple[asyncio.Handle, Callable[[], object]]] = []
+        #: In the order in which they became due.
+        self._held: list[asyncio.Handle] = []
 
     @property
     def frozen(self) -> bool:
@@ -44,30 +48,38 @@ class Strand:
     def freeze(self) -> None:
         """Run nothing until `thaw`. Idempotent."""
         if self._frozen_since_s is None:
-            self._frozen_since_s = asyncio.get_running_loop().time()
+            loop = _loop()
+            self._frozen_since_s = loop.time()
+            loop.freeze(self)
 
     def thaw(self) -> None:
         """Run what became due meanwhile, in order. Idempotent."""
         if self._frozen_since_s is None:
             return
-        loop = asyncio.get_running_loop()
+        loop = _loop()
         self._frozen_s += loop.time() - self._frozen_since_s
         self._frozen_since_s = None
         held, self._held = self._held, []
-        for handle, call in held:
-            loop.call_soon(_unless_cancelled, handle, call, context=self.context)
+        loop.thaw(self, held)
 
-    def hold(self, handle: asyncio.Handle, call: Callable[[], object]) -> None:
+    def hold(self, handle: asyncio.Handle) -> None:
         """Keep what became due. For `StrandLoop`."""
-        self._held.append((handle, call))
+        self._held.append(handle)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task of this strand."""
         return asyncio.get_running_loop().create_task(work, context=self.context.copy())
 
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """Remember a task that was made in this strand. For `StrandLoop`."""
+        self._tasks.append(task)
+        if len(self._tasks) > self._tasks_max:
+            self._tasks = [each for each in self._tasks if not each.done()]
+            self._tasks_max = len(self._tasks) + TASKS_KEPT_MAX
+
     def cancel(self) -> list[asyncio.Task[Any]]:
         """Cancel all its tasks; returns them."""
-        tasks = list(self.tasks)
+        tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
             task.cancel()
         return tasks
@@ -78,35 +90,27 @@ class StrandLoop(VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
+        self._frozen: set[Strand] = set()
         self.set_task_factory(_make_task)
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        strand = _CURRENT.get() if context is None else context.get(_CURRENT, None)
+    def freeze(self, strand: Strand) -> None:
+        """From now on hold what is the strand's. For `Strand`."""
+        self._frozen.add(strand)
+        self._withholds = self._hold
+
+    def thaw(self, strand: Strand, held: list[asyncio.Handle]) -> None:
+        """Run what was held, after what is due already. For `Strand`."""
+        self._frozen.discard(strand)
+        if not self._frozen:
+            self._withholds = None
+        self._due.extend(held)
+
+    def _hold(self, handle: asyncio.Handle) -> bool:
+        strand = handle._context.get(_CURRENT)  # type: ignore[attr-defined]
         if strand is None or not strand.frozen:
-            return super().call_soon(callback, *args, context=context)
-        context = copy_context() if context is None else context
-        handle = asyncio.Handle(callback, args, self, context)
-        strand.hold(handle, lambda: context.run(callback, *args))
-        return handle
-
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        strand = _CURRENT.get() if context is None else context.get(_CURRENT, None)
-        if strand is None:
-            return super().call_at(when, callback, *args, context=context)
-
-        def fire() -> None:
-            if strand.frozen:
-                strand.hold(timer, lambda: inside.run(callback, *args))
-            else:
-                callback(*args)
-
-        inside = copy_context() if context is None else context
-        timer = super().call_at(when, fire, context=inside)
-        return timer
+            return False
+        strand.hold(handle)
+        return True
 
 
 def run_stranded(main: Coroutine[Any, Any, Any]) -> Any:
@@ -115,15 +119,16 @@ def run_stranded(main: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(main)
 
 
+def _loop() -> StrandLoop:
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, StrandLoop):
+        raise TypeError(f"strands need a StrandLoop, this is {loop!r}")
+    return loop
+
+
 def _make_task(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None) -> asyncio.Task[Any]:
     task = asyncio.Task(work, loop=loop, context=context)
     strand = _CURRENT.get() if context is None else context.get(_CURRENT, None)
     if strand is not None:
-        strand.tasks[task] = None
-        task.add_done_callback(lambda done: strand.tasks.pop(done, None))
+        strand.own(task)
     return task
-
-
-def _unless_cancelled(handle: asyncio.Handle, call: Callable[[], object]) -> None:
-    if not handle.cancelled():
-        call()

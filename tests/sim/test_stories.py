@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from tensorhub.errors import Closed, GroupAborted, OutcomeUnknown, TensorHubError, VersionUnavailable, WaitTimeout
 from tensorhub.messages import Abort, Done, Reply, Request
 from tensorhub.types import Latest, Location, ModelKey, ReplicaId, Seat
@@ -16,6 +18,8 @@ from tests.sim.strands import run_stranded
 from tests.sim.world import World
 
 MODEL = ModelKey("job", "actor")
+#: Some stories have links on which a chunk takes seconds.
+STALL_S = 10.0
 
 
 def place(replica: str, shard: int, shards: int) -> Place:
@@ -28,7 +32,7 @@ def told(shards: int, story: Callable[[World, list[Process], list[Process]], Awa
     """Tell a story of a trainer and a rollout; nothing may be violated."""
 
     async def main() -> World:
-        world = World(0, echo=False)
+        world = World(0, echo=False, stall_s=STALL_S)
         world.places = [place(replica, shard, shards) for replica in ("trainer", "rollout") for shard in range(shards)]
         trainer, rollout = await world.living(world.places[:shards]), await world.living(world.places[shards:])
         await story(world, trainer, rollout)
@@ -246,5 +250,39 @@ def test_a_reader_leaves_after_its_last_read() -> None:
         assert await in_each(rollout, lambda process: process.member.close(30.0)) == [None]
         assert isinstance((await pull)[0], Closed)
         assert await drain == [None]
+
+    told(1, story)
+
+
+def test_a_world_whose_server_came_back_empty_works_again() -> None:
+    """A server dies and another begins, empty, under the same name: what everybody holds is known again, others get it,
+    and the next version goes round. Its epoch is another."""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        await publish(trainer, 1)
+        before = world.machine.state.epoch
+        await world.restart_server(1.0)
+        assert world.machine.state.epoch != before
+        await in_each(rollout, lambda process: process.replicate(Latest(), 20.0, None))
+        assert [process.version for process in rollout] == [1]
+        assert await in_each(trainer, lambda process: process.unpublish(20.0, abandon=False)) == [None]
+        await publish(trainer, 2)
+        await in_each(rollout, lambda process: process.replicate(Latest(), 20.0, None))
+        assert [process.version for process in rollout] == [2]
+
+    told(1, story)
+
+
+@pytest.mark.parametrize("second_stays", [False, True])
+def test_a_world_that_had_two_servers_works_again(second_stays: bool) -> None:
+    """For a while a second, empty server answers the rollout under the same name; then one of the two is gone: all meet
+    at the other."""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        await publish(trainer, 1)
+        taken = [process.place.name for process in rollout]
+        await world.split_server(taken, 3.0, second_stays=second_stays)
+        await in_each(rollout, lambda process: process.replicate(Latest(), 20.0, None))
+        assert [process.version for process in rollout] == [1]
 
     told(1, story)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
+from tests.sim.__main__ import main
 from tests.sim.marks import Mark
 from tests.sim.run import Result, simulate
+from tests.sim.sweep import Tally, run_seeds, story
 
-#: Chosen so that all marks are met; the last for the rarest, a commit whose answer was lost; about 35 s of one core.
-SWEEP = (*range(37), 46)
-FRESH = 3
+#: Enough that all marks are met many times over, the rarest a few: about a minute of one core.
+SWEEP = range(200)
+JOBS = 2
+FRESH = 10
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -22,12 +26,6 @@ def regressions() -> list[int]:
     return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
 
 
-def story(result: Result) -> str:
-    """What to print of a seed that failed."""
-    what = "\n".join([f"seed {result.seed}; replay with: python -m tests.sim {result.seed}", *result.plan])
-    return f"{what}\n" + "\n".join(result.violations)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_fixed_sweep_holds_every_guarantee_and_meets_every_situation() -> None:
@@ -35,12 +33,12 @@ def test_a_fixed_sweep_holds_every_guarantee_and_meets_every_situation() -> None
     nothing about reroutes. (source_killed_midchunk, source_stopped, reader_killed, sibling_dies, transport_lies,
     sick_source_quarantined, mutate_during_read, reader_fetched_before_unpublish, no_advance_on_failure,
     one_version_per_replica, relay_does_not_propagate_corruption, restart_same_name_same_addr)"""
-    met: set[Mark] = set()
-    for seed in SWEEP:
-        result = simulate(seed)
-        assert not result.violations, story(result)
-        met.update(result.marks)
-    assert met == set(Mark), f"never met: {sorted(mark.name for mark in set(Mark) - met)}"
+    tally = Tally()
+    for result in run_seeds(SWEEP, JOBS):
+        tally.add(result)
+    assert tally.seeds == len(SWEEP)
+    assert not tally.failed, "\n\n".join(map(story, tally.failed))
+    assert not tally.never_met
 
 
 @pytest.mark.slow
@@ -57,3 +55,32 @@ def test_fresh_seeds() -> None:
     for _ in range(FRESH):
         result = simulate(random.SystemRandom().randrange(1 << 32))
         assert not result.violations, story(result)
+
+
+@pytest.mark.slow
+def test_a_search_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m tests.sim --seeds A..B` prints, and writes, how many seeds ran, for how long, and what they met; what
+    a seed does is the same in every process."""
+    told = tmp_path / "told.json"
+    assert main(["--seeds", "3..6", "--jobs", "2", "--json", str(told)]) == 0
+    written, here = json.loads(told.read_text(encoding="utf-8")), [simulate(seed) for seed in range(3, 6)]
+    assert (written["seeds"], written["failed"]) == (3, [])
+    assert written["events"] == sum(result.events for result in here)
+    assert written["marks"]["ALREADY_HELD"] == sum(result.marks.get(Mark.ALREADY_HELD, 0) for result in here)
+    assert "3 seeds" in capsys.readouterr().out
+
+
+def _broken(seed: int) -> Result:
+    return Result(seed, [], ["a violation"], {}, [], "", 1, 1.0)
+
+
+@pytest.mark.slow
+def test_a_search_stops_at_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--forever` ends with a seed that failed, and says how to replay it."""
+    monkeypatch.setattr("tests.sim.__main__.run_seeds", lambda seeds, jobs: (_broken(seed) for seed in seeds))
+    assert main(["--forever"]) == 1
+    out = capsys.readouterr().out
+    assert "1 violations in 1 seeds" in out
+    assert "replay with: python -m tests.sim" in out

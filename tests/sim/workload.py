@@ -55,6 +55,7 @@ class Replica:
     async def _unpublish(self, process: Process, timeout_s: float, *, abandon: bool) -> Outcome:
         async def work() -> None:
             began_s, error = self.world.now_s(), None
+            self.world.checkers.lives.hides(process)
             try:
                 await process.unpublish(timeout_s, abandon=abandon)
             except (ContractBroken, VersionConflict, NotPublished) as told:
@@ -122,7 +123,7 @@ class Rollout(Replica):
                 # A shard whose user is busy elsewhere misses a transaction.
                 await self.replicate(self.rng.sample(processes, len(processes) - 1), selector, 1.0, only)
             else:
-                await self.replicate(processes, selector, self.rng.choice([1.0, 10.0, 30.0]), only)
+                await self.replicate(processes, selector, self.rng.choice([1.0, 6.0, 12.0]), only)
             await asyncio.sleep(self.rng.choice([0.0, self.rng.uniform(0, 1), self.rng.uniform(0, 4)]))
             await self._stir(processes)
 
@@ -157,7 +158,7 @@ class Rollout(Replica):
                     if isinstance(error, OutcomeUnknown):
                         self.world.marks.hit(Mark.OUTCOME_UNKNOWN)
                     raise
-                checkers.replicated(process, before, got, only)
+                checkers.replicated(process, before, got, only, latest=selector == Latest())
                 if others is not None and not got.already_held:
                     checkers.untouched(process, others, only or ())
                 return got.version

@@ -1,8 +1,8 @@
 """A cluster on virtual time: one server, its network, its data plane, and a process in every place.
 
 It decides who sits where and in which life. It knows nothing of what is done (`workload.py`), what goes wrong
-(`faults.py`) or what would be a mistake (`checkers.py`). The server lives as long as the world: `server_task` is the
-one place where a later life would begin.
+(`faults.py`) or what would be a mistake (`checkers.py`). The server has lives, too: each begins empty, with an epoch of
+its own, under the same name; `split` has two of them serve at once.
 """
 
 from __future__ import annotations
@@ -14,58 +14,27 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from tensorhub.errors import TensorHubError
+from tensorhub.errors import Broken, TensorHubError
 from tensorhub.messages import Beat, Hello, Notice, Ok, Progress, Reply, Request
-from tensorhub.pipeline.source import STALL_S
 from tensorhub.server.host import Host
 from tensorhub.server.machine import Machine
-from tensorhub.server.settings import SECOND_NS, Settings
-from tensorhub.server.turn import Outgoing
-from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId
+from tensorhub.types import ID_BYTES, Location, ModelKey, ReplicaId, Seat
 from tests.sim.checkers import Checkers
 from tests.sim.content import draw_layout
 from tests.sim.marks import Marks
 from tests.sim.memory import DataPlane
 from tests.sim.network import Network
 from tests.sim.process import OPEN_S, Place, Process
+from tests.sim.server import Life
 from tests.sim.trace import Trace, brief, told
+from tests.support.virtual_time import VirtualLoop
 
-SETTINGS = Settings(lease_ns=6 * SECOND_NS, beat_ns=3 * SECOND_NS // 2)
-LEASE_S = SETTINGS.lease_ns / 1e9
+#: Without progress for so long, a reader gives its source up: short beside a lease, long beside a shard.
+STALL_S = 3.0
+#: Of the machine's steps one in so many, at least, is looked at.
+CHECK_GAP_MAX = 24
 #: Between two attempts to start a process whose seat is still taken, or that reaches no server.
 RESTART_S = 1.0
-
-
-class CheckedMachine:
-    """The machine, whose invariants are checked after each step, or after each so many: a check looks at everything."""
-
-    def __init__(self, inner: Machine, every: int) -> None:
-        self.inner = inner
-        self._every, self._steps = every, 0
-
-    def receive(self, now_ns: int, sender: SessionId, call: int, request: Request) -> list[Outgoing]:
-        out = self.inner.receive(now_ns, sender, call, request)
-        if not isinstance(request, Beat):
-            self._check()
-        return out
-
-    def disconnected(self, now_ns: int, sender: SessionId) -> list[Outgoing]:
-        out = self.inner.disconnected(now_ns, sender)
-        self._check()
-        return out
-
-    def tick(self, now_ns: int) -> list[Outgoing]:
-        out = self.inner.tick(now_ns)
-        self._check()
-        return out
-
-    def _check(self) -> None:
-        self._steps += 1
-        if self._steps % self._every == 0:
-            self.inner.check()
-
-    def next_deadline_ns(self) -> int | None:
-        return self.inner.next_deadline_ns()
 
 
 @dataclass
@@ -84,7 +53,7 @@ class Outcome:
 class World:
     """Everything of one run."""
 
-    def __init__(self, seed: int, *, echo: bool, check_every: int = 1, stall_s: float = STALL_S) -> None:
+    def __init__(self, seed: int, *, echo: bool, check_every: int = 0, stall_s: float = STALL_S) -> None:
         self.seed = seed
         #: Of every process: without progress for so long, a reader gives its source up.
         self.stall_s = stall_s
@@ -94,12 +63,19 @@ class World:
         self.places = draw_places(random.Random(f"{seed} places"))
         self.digest_lateness_s = self.rng.choice([0.001, 0.05, 0.5])
         self.plane = DataPlane(random.Random(f"{seed} reads"), self.marks)
-        self.machine = Machine(Epoch(self.rng.randbytes(16)), SETTINGS)
         loop = asyncio.get_running_loop()
         self._began_s = loop.time()
-        self.host = Host(CheckedMachine(self.machine, check_every), lambda: round(loop.time() * 1e9))
-        self.server_task = asyncio.create_task(self.host.run())
-        self.network = Network(lambda: self.host, random.Random(f"{seed} network"), self._tap)
+        #: After how many steps the machine is checked; 0: drawn anew each time.
+        self._check_every = check_every
+        self._check_rng = random.Random(f"{seed} checks")
+        self._epochs = random.Random(f"{seed} epochs")
+        #: The server's lives, oldest first: the last that began, or outlived another, is the present one.
+        self.lives = [self._begin_life()]
+        #: What new connections of these places reach instead of the present life.
+        self._led_astray: dict[str, Life] = {}
+        #: Whether the server is being replaced, or there are two of them.
+        self.server_in_trouble = False
+        self.network = Network(self._host_for, random.Random(f"{seed} network"), self._tap)
         self.checkers = Checkers(self)
         loop.set_exception_handler(lambda _, context: self.checkers.unheard(context))
         #: {name of a place: who sits there now, dead or alive}.
@@ -113,6 +89,22 @@ class World:
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._began_s
+
+    def _gap(self) -> int:
+        return self._check_every or self._check_rng.randint(1, CHECK_GAP_MAX)
+
+    def events(self) -> int:
+        """Callbacks that the loop has run."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        return loop.events
+
+    def check(self) -> None:
+        """The machine's invariants, now."""
+        try:
+            self.machine.check()
+        except Broken as broken:
+            self.checkers.broken(broken)
 
     def place_anew(self, place: Place) -> Process:
         """A process that has not started yet takes the place of whoever was there."""
@@ -162,10 +154,61 @@ class World:
         self.trace.add(process.name, f"{what} -> {how}")
         return outcome
 
+    # ------------------------------------------------------------ the server
+
+    @property
+    def machine(self) -> Machine:
+        """The machine of the server's present life; of its last one while there is none."""
+        return self.lives[-1].machine
+
+    async def restart_server(self, down_s: float) -> None:
+        """The server is killed; `down_s` later an empty one serves under the same name."""
+        self.server_in_trouble = True
+        self.trace.add("SERVER", f"dies, for {down_s:.2f}s")
+        self.checkers.lives.died()
+        await self._kill_life(self.lives[-1])
+        await asyncio.sleep(down_s)
+        self.lives.append(self._begin_life())
+        self.trace.add("SERVER", "lives again, empty")
+        self.server_in_trouble = False
+
+    async def split_server(self, places: Sequence[str], seconds: float, *, second_stays: bool) -> None:
+        """These places are cut off and led to a second, empty server under the same name, while the first goes on to
+        serve the others; then one of the two is gone, and everybody is led to the other."""
+        self.server_in_trouble = True
+        self.checkers.lives.split()
+        first, second = self.lives[-1], self._begin_life()
+        self.trace.add("SERVER", f"a second one takes {', '.join(places)} for {seconds:.2f}s")
+        self.lives.insert(0, second)
+        self._led_astray = dict.fromkeys(places, second)
+        for process in [self.processes.get(name) for name in places]:
+            if process is not None and not process.dead:
+                self.network.cut(process, "its way leads to another server")
+        await asyncio.sleep(seconds)
+        self._led_astray = {}
+        if second_stays:
+            self.lives.remove(second)
+            self.lives.append(second)
+        self.trace.add("SERVER", f"the {'first' if second_stays else 'second'} is gone")
+        await self._kill_life(first if second_stays else second)
+        self.server_in_trouble = False
+
     async def end(self) -> None:
-        """Stop the server."""
-        self.host.stop("the world ends")
-        await asyncio.wait([self.server_task])
+        """Stop the server, in all its lives."""
+        for life in self.lives:
+            await life.end("the world ends")
+
+    def _begin_life(self) -> Life:
+        return Life(self._epochs.randbytes(ID_BYTES), self._gap)
+
+    async def _kill_life(self, life: Life) -> None:
+        self.network.hang_up(life.host, "the server was killed")
+        await life.end("killed")
+
+    def _host_for(self, process: Process) -> Host:
+        return self._led_astray.get(process.place.name, self.lives[-1]).host
+
+    # ------------------------------------------------------------ what is said
 
     def _tap(self, process: Process, message: Request | Reply | Notice) -> None:
         if not isinstance(message, Beat | Ok | Progress | Hello):

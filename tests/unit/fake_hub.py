@@ -42,6 +42,7 @@ class Replication:
     verified: bool
     engine: str
     engine_reason: str
+    bytes_read: int
 
 
 class FakeHub:
@@ -76,7 +77,7 @@ class FakeHub:
                 tensor.view(-1).view(torch.uint8)[-1] ^= 1
         nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
         use = SourceUse("trainer", self.shard, nbytes, "fake", "the only one")
-        return Replication(version, "main", nbytes, 0.01, (use,), {"transfer": 0.01}, False, True, "fake", "")
+        return Replication(version, "main", nbytes, 0.01, (use,), {"transfer": 0.01}, False, True, "fake", "", nbytes)
 
     def progress(self) -> dict[str, Any]:
         return {"bytes_done": 0, "bytes_total": 1, "source": "trainer", "tensor": ""}

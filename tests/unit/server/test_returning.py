@@ -131,6 +131,19 @@ def test_a_transfer_goes_on() -> None:
     assert trainer.notices(m.Conflicted) == []
 
 
+@pytest.mark.parametrize("shards", [1, 2], ids=["committed", "before the commit"])
+def test_a_transfer_that_is_done_awaits_its_source_no_more(shards: int) -> None:
+    """A reader is done before its source is back: whoever then returns as that source has no reader, neither while a
+    sibling still reads nor after the commit."""
+    cluster = Cluster()
+    roll = reader(cluster, "roll#0", shards=shards, upstream=Generation(ident("claim of trainer#0")))
+    call = roll.done(4)
+    assert (roll.answer(call) == m.Committed(OLD)) == (shards == 1)
+    trainer = back(cluster, "trainer#0", claim(cluster.stranger("trainer#0"), published=True), shards=shards)
+    (holding,) = cluster.machine.state.sessions[trainer.session].members[trainer.seat].holdings.values()
+    assert not holding.readers
+
+
 @pytest.mark.parametrize("reader_first", [True, False])
 def test_a_transfer_holds_its_source(reader_first: bool) -> None:
     """Whoever comes back first: a drain waits for the reader."""

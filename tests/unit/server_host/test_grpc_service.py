@@ -22,8 +22,9 @@ from tensorhub.errors import BadRequest, Broken, ServerUnavailable
 from tensorhub.messages import Answer, Call
 from tensorhub.server import grpc_service
 from tensorhub.server import host as host_module
-from tensorhub.server.grpc_service import STRANGER_FRAME_BYTES_MAX, serve
+from tensorhub.server.grpc_service import serve
 from tensorhub.server.host import Host
+from tensorhub.server.streams import STRANGER_FRAME_BYTES_MAX
 from tensorhub.types import Epoch, Location, ModelKey, ReplicaId, Seat, SessionId
 from tensorhub.wire import reference_pb2 as pb
 from tensorhub.wire import reference_pb2_grpc

@@ -14,7 +14,7 @@ from tensorhub.errors import Broken, Closed
 from tensorhub.messages import Answer, Call
 from tensorhub.server import host as host_module
 from tensorhub.server.host import Door, Host
-from tensorhub.types import Epoch, Latest, Location, ModelKey, ReplicaId, Seat, SessionId
+from tensorhub.types import Digest, Epoch, Generation, Latest, Location, ModelKey, ReplicaId, Seat, SessionId, Version
 from tests.support.fake_machine import BEAT_NS, LEASE_NS, FakeMachine
 from tests.support.virtual_time import run_virtual
 
@@ -23,6 +23,7 @@ MODEL = ModelKey("job", "actor")
 SEAT = Seat(MODEL, ReplicaId("r"), 0)
 WELCOME = m.Welcome(Epoch(b"e" * 16), LEASE_NS, BEAT_NS, False)
 JOIN = m.Join(SEAT, 1, "", False, Location())
+PUBLISH = m.Publish(SEAT, "a", Version("main", 1), Generation(b""), m.Content(Digest(b""), 0, 0, True), (), b"")
 BREAK = m.Abort(SEAT, 1, 1, "break")
 
 
@@ -170,16 +171,16 @@ def test_answers_of_a_step_reach_other_sessions() -> None:
 def test_a_peer_that_does_not_read_is_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Answers for one peer are bounded: it loses its connection, the machine is told, others are served."""
+    """What others' doings tell one peer is bounded: it loses its connection, the machine is told, others are served."""
     monkeypatch.setattr(host_module, "OUTBOX_MAX", 8)
 
     async def case(host: Host, machine: FakeMachine) -> None:
         slow, good = host.open("slow"), host.open("good")
         await say(slow, 1, hello(A))
         await say(good, 1, hello(B))
+        await slow.submit(Call(2, m.Watch(MODEL)))
         for call_id in range(2, 2 + 9):
-            await slow.submit(Call(call_id, m.List(None)))
-        await asyncio.sleep(0.001)
+            assert await say(good, call_id, PUBLISH) == [Answer(call_id, m.Announced(m.LineageMark("main", 0, 0)))]
         with pytest.raises(Closed, match="does not read"):
             await slow.submit(Call(99, m.List(None)))
         assert await slow.take() == []
@@ -200,7 +201,7 @@ def test_calls_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
         await say(door, 1, hello(A))
         async with asyncio.TaskGroup() as tasks:
             for call_id in range(2, 50):
-                tasks.create_task(door.submit(Call(call_id, m.List(None))))
+                tasks.create_task(door.submit(Call(call_id, m.Beat(A))))
         await asyncio.sleep(0.001)
         assert [answer.id for answer in await door.take()] == list(range(2, 50))
 

@@ -19,6 +19,7 @@ from tests.support.fake_machine import BEAT_NS, EPOCH, LEASE_NS, FakeMachine
 from tests.support.virtual_time import run_virtual
 
 HELLO = encode_call(Call(1, m.Hello(m.PROTOCOL, SessionId(b"s" * 16), b"", "host", 1, Epoch(b""))))
+OTHER_HELLO = encode_call(Call(1, m.Hello(m.PROTOCOL, SessionId(b"t" * 16), b"", "host", 1, Epoch(b""))))
 ASK = encode_call(Call(2, m.List(None)))
 
 
@@ -57,6 +58,8 @@ def test_a_poll_without_answers_returns() -> None:
 
     async def case(doors: PolledDoors, host: Host) -> None:
         door = doors.open("peer")
+        await doors.submit(door, [HELLO])
+        assert len((await doors.take(door))[0]) == 1
         began_s = asyncio.get_running_loop().time()
         for _ in range(5):
             assert await doors.take(door) == ([], None)
@@ -71,9 +74,12 @@ def test_a_peer_that_stops_polling_loses_its_door() -> None:
 
     async def case(doors: PolledDoors, host: Host) -> None:
         silent, talking = doors.open("silent"), doors.open("talking")
-        await doors.take(silent)
+        await doors.submit(silent, [HELLO])
+        for _ in range(2):  # the Welcome, then a whole poll without answers
+            await doors.take(silent)
+        await doors.submit(talking, [OTHER_HELLO])
         await asyncio.sleep(ABSENT_S - POLL_S - 0.1)
-        await doors.submit(talking, [HELLO])
+        await doors.submit(talking, [ASK])
         assert host.doors == 2
         await asyncio.sleep(0.2)
         assert host.doors == 1
