@@ -6,6 +6,7 @@ nothing may run, wait, be registered or be remembered that nobody stands behind.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from tensorhub.client.slot import Slot, State
 from tensorhub.types import NO_GENERATION
 from tests.leaks.injection import FailingEngine
 from tests.sim.process import BUFFERS, Process
+from tests.sim.strands import Strand
 from tests.sim.world import World
 
 #: The tasks of an open session in which nothing happens.
@@ -41,7 +43,7 @@ def idle(world: World, process: Process) -> list[str]:
 
 def running(process: Process) -> Counter[str]:
     """What runs in a process, by name."""
-    names = (getattr(task.get_coro(), "__qualname__", repr(task)) for task in process.strand.tasks)
+    names = (getattr(task.get_coro(), "__qualname__", repr(task)) for task in _left(process.strand))
     return Counter(name.rpartition(".")[2] for name in names)
 
 
@@ -109,10 +111,16 @@ async def server(observer: Process, processes: list[Process]) -> list[str]:
 def closed(process: Process) -> list[str]:
     """What is left of a process that was closed in order."""
     found = [f"task left after close: {name}" for name in running(process)]
-    found += [f"heart left after close: {task!r}" for task in process.heart.tasks]
+    found += [f"heart left after close: {task!r}" for task in _left(process.heart)]
     found += registrations(process, ())
     found += [f"connections left: {process.name}"] * bool(process.world.network._open.get(process))
     return found
+
+
+def unheard(process: Process) -> list[str]:
+    """Errors of tasks that nobody has looked at: whoever should have heard of them never will."""
+    ended = [task for task in process.strand._tasks if task.done() and getattr(task, "_log_traceback", False)]
+    return [f"unheard: {task.get_coro()!r} {task.exception()!r}" for task in ended]
 
 
 def emptied(world: World) -> list[str]:
@@ -131,3 +139,7 @@ def collected(kinds: tuple[type, ...]) -> Counter[str]:
     """Objects of these kinds that are still referred to."""
     gc.collect()
     return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
+
+
+def _left(strand: Strand) -> list[asyncio.Task[Any]]:
+    return [task for task in strand._tasks if not task.done()]

@@ -30,6 +30,8 @@ class Mode(enum.Enum):
     RAISE_LATE = "raise late"
     #: The hub is closed by another task, while the operation waits.
     CLOSE = "close"
+    #: The server dies, and comes back empty.
+    RESTART = "restart"
 
 
 #: What an engine's call may raise; the last ones it never should.
@@ -40,7 +42,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "memory": MemoryError,
 }
 #: These concern the task of the operation alone: nobody else may cancel, or close from within, what the client spawned.
-OF_THE_CALLER = (Mode.CANCEL, Mode.CANCEL_LATE, Mode.CLOSE)
+OF_THE_CALLER = (Mode.CANCEL, Mode.CANCEL_LATE, Mode.CLOSE, Mode.RESTART)
 
 
 class Injected(RuntimeError):
@@ -60,6 +62,7 @@ class Injection:
     #: Where it struck.
     struck: str = ""
     on_close: Callable[[], None] = lambda: None
+    on_restart: Callable[[], None] = lambda: None
     main: asyncio.Task[Any] | None = None
     _strand: Strand | None = None
 
@@ -145,6 +148,8 @@ class _Watched(Coroutine[Any, Any, Any]):
                 task.cancel()
             case Mode.CLOSE:
                 self._injection.on_close()
+            case Mode.RESTART:
+                self._injection.on_restart()
         return waits_for
 
 

@@ -181,10 +181,11 @@ async def wait(stage: Stage, victim: Process) -> None:
 
 async def watch(stage: Stage, victim: Process) -> None:
     asyncio.get_running_loop().call_later(0.2, lambda: stage.meanwhile(stage.cast[TRAINER], stage.publish(3)))
-    async with aclosing(victim.session.watch(victim.seat.model)) as events:
-        async for event in events:
-            if event.kind == "sealed":
-                return
+    with suppress(TimeoutError):  # what happens while the server is away is missed
+        async with asyncio.timeout(CALL_S), aclosing(victim.session.watch(victim.seat.model)) as events:
+            async for event in events:
+                if event.kind == "sealed":
+                    return
 
 
 async def lose_and_return(stage: Stage, victim: Process) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 
 from tensorhub.client.slot import State
 from tensorhub.errors import Broken
@@ -18,8 +20,9 @@ from tests.leaks.injection import ERRORS, FailingEngine, Injected, Injection, Mo
 from tests.leaks.operations import CALL_S, LATE, RELAY, TRAINER, Operation, Stage
 from tests.sim.content import Layout
 from tests.sim.process import Place, Process
+from tests.sim.server import LEASE_S
 from tests.sim.strands import run_stranded
-from tests.sim.world import LEASE_S, World
+from tests.sim.world import World
 
 MODEL = ModelKey("job", "actor")
 LAYOUT = Layout(1, 0, (("bias", 64), ("embed", 65_536), ("empty", 0), ("weight", 160_000)), (("head", "embed"),))
@@ -27,6 +30,8 @@ LAYOUT = Layout(1, 0, (("bias", 64), ("embed", 65_536), ("empty", 0), ("weight",
 END_S = 4 * CALL_S
 SETTLE_S = 3 * LEASE_S
 STALL_S = 1.0
+#: How long there is no server when it dies.
+DOWN_S = 0.5
 #: The version with which everybody must be able to go on.
 NEXT = 9
 #: {name: what happens at a suspension, or nothing there but an error of the engine}.
@@ -69,6 +74,7 @@ async def _run(operation: Operation, injection: Injection) -> Verdict:
         await stage.must(process, process.start())
     await operation.prepare(stage)
     injection.on_close = lambda: stage.meanwhile(victim, victim.member.close(CALL_S))
+    injection.on_restart = partial(copy_context().run, _restart, stage)
     injection.arm(victim.strand)
     injection.main = victim.strand.spawn(operation.act(stage, victim))
     await asyncio.wait([injection.main], timeout=END_S)
@@ -86,10 +92,15 @@ async def _run(operation: Operation, injection: Injection) -> Verdict:
             await stage.do(process, process.stop())
     await asyncio.sleep(SETTLE_S)
     for process in {*stage.cast, victim}:
-        found += aftermath.closed(process)
+        found += aftermath.unheard(process) + aftermath.closed(process)
     found += aftermath.emptied(world)
     await world.end()
     return Verdict(injection.sites, injection.struck, outcome, found + unheard)
+
+
+def _restart(stage: Stage) -> None:
+    """In the context of the world: no process owns the server."""
+    stage.beside.append(asyncio.ensure_future(stage.world.restart_server(DOWN_S)))
 
 
 def _outcome(main: asyncio.Task[object]) -> BaseException | None:

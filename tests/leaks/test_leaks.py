@@ -19,6 +19,7 @@ VISITS = [
     *((operation.name, Mode.RAISE_LATE.value) for operation in OPERATIONS),
     *((name, Mode.CLOSE.value) for name in ("publish now", "unpublish drains", "replicate", "replicate re-routed")),
     *((name, Mode.CANCEL_LATE.value) for name in ("publish now", "unpublish drains", "replicate", "close")),
+    *((name, Mode.RESTART.value) for name in ("publish now", "unpublish drains", "replicate", "suspend", "close")),
     *((name, "engine memory") for name in ("replicate", "suspend and resume", "register again", "close", "end")),
     *((name, "engine unavailable") for name in ("start", "replicate", "replicate re-routed", "suspend while read")),
 ]
