@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 
 from tensorhub import messages as m
 from tensorhub.client.margins import NS
@@ -32,6 +34,7 @@ class Stage:
     cast: list[Process]
     #: What goes on beside the operation.
     beside: list[asyncio.Task[object]] = field(default_factory=list)
+    context: Context = field(default_factory=copy_context)
 
     async def do(self, process: Process, work: Awaitable[object]) -> object:
         """In the process's own strand; its result, or its error."""
@@ -46,6 +49,11 @@ class Stage:
 
     def meanwhile(self, process: Process, work: Awaitable[object]) -> None:
         self.beside.append(asyncio.ensure_future(self.do(process, work)))
+
+    def soon_publish(self, version: int) -> None:
+        """While the operation waits; in the context of the world, not of the process that asks for it."""
+        work = partial(self.meanwhile, self.cast[TRAINER])
+        asyncio.get_running_loop().call_later(0.2, lambda: work(self.publish(version)), context=self.context)
 
     async def publish(self, version: int, digest: str = "now") -> None:
         trainer = self.cast[TRAINER]
@@ -149,7 +157,7 @@ async def replicate_some(stage: Stage, victim: Process) -> None:
 
 async def replicate_early(stage: Stage, victim: Process) -> None:
     """Before there is a version."""
-    asyncio.get_running_loop().call_later(0.2, lambda: stage.meanwhile(stage.cast[TRAINER], stage.publish(3)))
+    stage.soon_publish(3)
     await victim.replicate(AtLeast(3), CALL_S, None)
 
 
@@ -175,12 +183,12 @@ async def end(stage: Stage, victim: Process) -> None:
 
 
 async def wait(stage: Stage, victim: Process) -> None:
-    asyncio.get_running_loop().call_later(0.2, lambda: stage.meanwhile(stage.cast[TRAINER], stage.publish(3)))
+    stage.soon_publish(3)
     await victim.session.call(m.Wait(victim.seat.model, AtLeast(3), victim.place.location, int(CALL_S * NS)), CALL_S)
 
 
 async def watch(stage: Stage, victim: Process) -> None:
-    asyncio.get_running_loop().call_later(0.2, lambda: stage.meanwhile(stage.cast[TRAINER], stage.publish(3)))
+    stage.soon_publish(3)
     with suppress(TimeoutError):  # what happens while the server is away is missed
         async with asyncio.timeout(CALL_S), aclosing(victim.session.watch(victim.seat.model)) as events:
             async for event in events:
