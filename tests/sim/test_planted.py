@@ -9,10 +9,10 @@ import pytest
 
 from tensorhub.client.publication import Publication
 from tensorhub.client.slot import Slot
-from tensorhub.messages import Committed
+from tensorhub.messages import Committed, Standing, TransactionAborted
 from tensorhub.pipeline.follow import Filling
-from tensorhub.server import groups, publishing
-from tensorhub.server.state import Part
+from tensorhub.server import groups, publishing, returning
+from tensorhub.server.state import Member, Part
 from tensorhub.server.turn import Turn
 from tests.sim.run import simulate
 
@@ -125,3 +125,32 @@ def test_a_planted_mistake_is_found(
         if any(line.startswith(guarantee) for line in found):
             return
     pytest.fail(f"{SEEDS_MAX} seeds did not find it; they found: {found}")
+
+
+def fillings_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A new life of the server ends what was under way when it began."""
+
+    def end(turn: Turn, member: Member, standing: Standing, told: object) -> None:
+        turn.notify(member.session.id, TransactionAborted(member.seat, standing.group, standing.sequence, "forgotten"))
+
+    patch.setattr(returning, "_go_on", end)
+
+
+def readers_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A new life drains what comes back as if nobody could still read it."""
+    patch.setattr(returning, "doubt", lambda turn, holding: None)
+
+
+#: Each with seeds among which one kills the server at the right moment: most worlds keep theirs.
+OF_RESTARTS = [(fillings_forgotten, "Survives", range(104, 110)), (readers_forgotten, "Drained", range(215, 221))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plant", "guarantee", "seeds"), OF_RESTARTS, ids=[each[0].__name__ for each in OF_RESTARTS])
+def test_a_planted_mistake_of_a_restart_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], guarantee: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """server_restart_midtransfer: what a restart must not cost is noticed when it does."""
+    plant(monkeypatch)
+    found = [line for seed in seeds for line in simulate(seed).violations]
+    assert any(line.startswith(guarantee) for line in found), found
