@@ -320,6 +320,7 @@ class Member:
 
     async def suspend(self, timeout_s: float) -> None:
         """Leave the source pool, drain, and deregister every buffer set, before its memory is freed."""
+        self._check_open()
         for slot in self.slots.values():
             self._refuse_busy(slot, "suspend")
         for name, slot in self.slots.items():
