@@ -240,8 +240,8 @@ int th_batch_settle(struct batch *batch, uint64_t chunk)
         return digest_ranges(batch, first, last, batch->digests + chunk);
     if (follow->is_verified) {
         uint64_t claimed;
-        memcpy(&claimed, (const void *)(uintptr_t)batch->local[first], sizeof claimed);
-        int error = digest_ranges(batch, ++first, last, &digest);
+        memcpy(&claimed, (const void *)(uintptr_t)batch->local[--last], sizeof claimed);
+        int error = digest_ranges(batch, first, last, &digest);
         if (error != 0)
             return error;
         if (digest != le64toh(claimed)) {

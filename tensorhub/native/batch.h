@@ -9,8 +9,9 @@
  * and shown to others the moment it has landed. Handed over by Python, where `_Follow` in follow.py mirrors it; nothing
  * here is written but through `done` and `told`.
  *
- * Of a verified batch, the first range of each chunk is its digest at the source, 8 bytes, and lands where the reader
- * keeps it; so it is read below the same watermark as the chunk, and before it. */
+ * Of a verified batch, the last range of each chunk is its digest at the source, 8 bytes, and lands where the reader
+ * keeps it; so it is read below the same watermark as the chunk, and after it. Between the two the source's generation is
+ * looked at: what is settled was read while it was the granted one. */
 struct follow {
     const uint64_t *numbers; /* of the batch's chunks in the stream, ascending */
     uint8_t *done;           /* of each chunk: 1 once it has landed, and is what its digest says */

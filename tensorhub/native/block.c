@@ -41,6 +41,12 @@ enum block_look th_block_look(const uint8_t *header, const uint8_t *generation, 
     return *watermark <= get64(header + CHUNKS_AT) ? BLOCK_SEEN : BLOCK_TORN;
 }
 
+bool th_block_has(const uint8_t *header, uint64_t block, const struct iovec *range)
+{
+    uint64_t digests = block + BLOCK_HEADER_BYTES, at = (uint64_t)(uintptr_t)range->iov_base;
+    return at >= digests && (at - digests) / sizeof(uint64_t) < get64(header + CHUNKS_AT);
+}
+
 void th_block_copy(uint8_t *header, uint64_t block)
 {
     const uint64_t *words = (const uint64_t *)(uintptr_t)block;

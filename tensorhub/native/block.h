@@ -9,6 +9,7 @@
 
 /* What a look needs: everything but the padding. The check covers the bytes before it. */
 #define BLOCK_LOOK_BYTES 96
+#define BLOCK_HEADER_BYTES 128
 #define BLOCK_GENERATION_BYTES 16
 /* Headers are written and read by words within their process; their check says whether the words belong together. */
 #define BLOCK_WORD_BYTES 8
@@ -22,6 +23,9 @@ enum block_look th_block_look(const uint8_t *header, const uint8_t *generation, 
 /* A header of this process, BLOCK_LOOK_BYTES of it: every word as it was or as it is, and all that was stored before the
  * ones that it shows is visible from here on. Both addresses are multiples of BLOCK_WORD_BYTES. */
 void th_block_copy(uint8_t *header, uint64_t block);
+
+/* Whether a range begins among the digests of the block, whose whole header this is. */
+bool th_block_has(const uint8_t *header, uint64_t block, const struct iovec *range);
 
 /* Shows `watermark` in the header at `block`, which nobody else writes, one beat more, and wakes whoever waits for it.
  * Everything that was stored before is visible to whoever sees it. */

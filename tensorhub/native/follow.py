@@ -44,7 +44,7 @@ class _Follow(ctypes.Structure):
 class Follow:
     """The chunks of a batch, chunk i being number `numbers[i]` of a stream of `whole`, read below a watermark.
 
-    With `is_verified`, the first range of each chunk is its digest, 8 bytes. Chunks that are verified are marked in
+    With `is_verified`, the last range of each chunk is its digest, 8 bytes. Chunks that are verified are marked in
     `done`, uint8, and shown as a prefix in the header at `own_block`, unless that is 0.
     """
 
@@ -77,8 +77,8 @@ class Follow:
             raise BadRequest(f"told has {TOLD_WORDS} words, not {len(self.told)}")
         if self.own_block % BLOCK_WORD_BYTES:
             raise BadRequest(f"a progress block at {self.own_block:#x} is not aligned to {BLOCK_WORD_BYTES} bytes")
-        if self.is_verified and ((np.diff(firsts) < 2) | (nbytes[firsts[:-1].astype(np.int64)] != DIGEST_BYTES)).any():
-            raise BadRequest(f"a verified chunk is its digest, {DIGEST_BYTES} bytes, and then its bytes")
+        if self.is_verified and ((np.diff(firsts) < 2) | (nbytes[firsts[1:].astype(np.int64) - 1] != DIGEST_BYTES)).any():
+            raise BadRequest(f"a verified chunk is its bytes, and then its digest, {DIGEST_BYTES} bytes")
         return _Follow(
             numbers,
             self.done.ctypes.data,

@@ -155,8 +155,12 @@ static bool wait_for_more(struct reading *reading)
     return true;
 }
 
+/* Everything of the claim was read while the source showed the granted generation: a look that comes after it says so. */
 static bool settle(struct reading *reading, const struct claim *claim)
 {
+    uint64_t watermark;
+    if (reading->batch.follow != NULL && !look(reading, &watermark))
+        return false;
     for (uint64_t chunk = claim->chunk; chunk < claim->chunk_end; chunk++) {
         int error = th_batch_settle(&reading->batch, chunk);
         if (error != 0)

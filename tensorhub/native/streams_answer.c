@@ -183,7 +183,8 @@ struct reply {
     uint64_t removals; /* of `served` when the ranges left were last found covered */
 };
 
-/* Finds out which ranges may leave by now. The caller holds the lock; false: they never will. */
+/* Finds out which ranges may leave by now: up to the next digest, which takes another look, for it says that the bytes
+ * before it are those that were granted. The caller holds the lock; false: they never will. */
 static bool open_gate(const struct request *request, struct reply *reply)
 {
     uint8_t header[BLOCK_LOOK_BYTES];
@@ -191,7 +192,8 @@ static bool open_gate(const struct request *request, struct reply *reply)
     th_block_copy(header, request->block);
     switch (th_block_look(header, request->generation, &watermark)) {
     case BLOCK_SEEN:
-        while (reply->ready < request->n && request->marks[reply->ready] <= watermark)
+        while (reply->ready < request->n && request->marks[reply->ready] <= watermark &&
+               (reply->ready == reply->range || !th_block_has(header, request->block, &request->ranges[reply->ready])))
             reply->ready++;
         return true;
     case BLOCK_TORN:
@@ -291,9 +293,9 @@ static bool answer(struct source *source, const struct channel *channel, struct 
         if (sent < 0)
             return false;
         note_sent(request, &reply, (size_t)sent);
-        if (reply.left > 0 && reply.range == reply.ready) {
-            if (sent > 0)
-                waited_ns = th_now_ns();
+        if (sent > 0 && reply.range == reply.ready) {
+            sent_ns = waited_ns = th_now_ns(); /* another look may let more leave at once */
+        } else if (reply.left > 0 && reply.range == reply.ready) {
             if (th_now_ns() - waited_ns > source->limits.idle_ns || !wait_at_gate(channel, count))
                 return false;
             sent_ns = th_now_ns();

@@ -1,4 +1,7 @@
-"""A plan as an engine that follows by itself takes it: each chunk's digest in front of its bytes.
+"""A plan as an engine that follows by itself takes it: each chunk's digest behind its bytes.
+
+What a source may overwrite while it is read, it has withdrawn before. So who sees its generation between the bytes and
+their digest knows that the bytes are those that were granted; a digest of what came later does not match them.
 
 Pure: decides the order in which bytes are asked for, reads nothing.
 """
@@ -26,7 +29,7 @@ def lay(
     if verified:
         # An engine that does nothing and reports success must find no digest that its bytes match.
         digests[numbers] = 0
-        reads = _with_digests(reads, plan.firsts[numbers.astype(np.int64)], numbers, source_block, digests)
+        reads = _with_digests(reads, plan.firsts[numbers.astype(np.int64) + 1], numbers, source_block, digests)
         counts = counts + np.uint64(1)
     return Course(
         reads,

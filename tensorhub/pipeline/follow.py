@@ -325,6 +325,12 @@ class Filling:
         if wrong is not None:
             self.counter.failed(batch)
             raise SourceFailed(f"{source.name} served wrong bytes: chunk {wrong} does not match its digest")
+        try:
+            # Taken back and published anew meanwhile, it would show digests that match again, of other bytes.
+            await self._header(source)
+        except BaseException:
+            self.counter.failed(batch)
+            raise
         self.raise_to(self.counter.verified(batch))
 
     async def _read(self, source: Source, plan: Plan, batch: Span) -> int | None:

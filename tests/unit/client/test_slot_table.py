@@ -80,10 +80,7 @@ async def brought_to(state: str) -> tuple[Stage, Process]:
     """A stage whose reader is in this state."""
     world = World(0, echo=False, check_every=4, stall_s=1.0)
     world.plane.bytes_per_s, world.digest_lateness_s = 4e6, 0.001
-    names = ("trainer", "reader", "relay")
-    world.places = [
-        Place(Seat(MODEL, ReplicaId(name), 0), 1, LAYOUT, name == "trainer", False, _near(name)) for name in names
-    ]
+    world.places = [_place(name) for name in ("trainer", "reader", "relay")]
     stage = Stage(world, [world.place_anew(place) for place in world.places])
     for process in stage.cast:
         await stage.must(process, process.start())

@@ -18,7 +18,7 @@ def u64(*values: int) -> np.ndarray:
 
 
 #: Two chunks, each its digest and two runs.
-NBYTES, FIRSTS = u64(8, 3, 4, 8, 5, 6), u64(0, 3, 6)
+NBYTES, FIRSTS = u64(3, 4, 8, 5, 6, 8), u64(0, 3, 6)
 
 
 def good() -> native.Follow:
@@ -71,10 +71,10 @@ def test_a_followed_batch_consists_of_chunks(firsts: np.ndarray | None) -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "firsts"),
-    [(u64(8, 3, 7, 5), u64(0, 2, 4)), (u64(8, 3, 8), u64(0, 2, 3)), (u64(8, 8, 3), u64(0, 1, 3))],
-    ids=["seven bytes", "no bytes behind the last", "no bytes behind the first"],
+    [(u64(3, 8, 5, 7), u64(0, 2, 4)), (u64(3, 8, 8), u64(0, 2, 3)), (u64(8, 3, 8), u64(0, 1, 3))],
+    ids=["seven bytes", "no bytes before the last", "no bytes before the first"],
 )
-def test_a_verified_chunk_begins_with_its_digest(nbytes: np.ndarray, firsts: np.ndarray) -> None:
+def test_a_verified_chunk_ends_with_its_digest(nbytes: np.ndarray, firsts: np.ndarray) -> None:
     """Else the digest of something else would be compared, or bytes beside the batch be read."""
     with pytest.raises(BadRequest, match="its digest, 8 bytes"):
         good().pack(nbytes, firsts)

@@ -13,7 +13,7 @@ import pytest
 
 from tensorhub import native
 from tensorhub.native import Limits
-from tensorhub.pipeline.exposure import Header, block_bytes
+from tensorhub.pipeline.exposure import HEADER_BYTES, Header, block_bytes
 from tensorhub.types import NO_GENERATION, Digest, Generation, SessionId
 from tests.conformance.peer import pattern
 from tests.support import streams
@@ -127,6 +127,38 @@ def test_a_range_that_is_not_registered_is_refused_before_it_may_leave(gated):
         assert reader.answer(1) == (streams.NOT_REGISTERED, 2, b"")
         reader.stream.sendall(gated.asks(2, (0, 10, 0)))
         assert reader.answer(2) == (streams.SERVED, 0, gated.data[:10])
+
+
+def test_no_digest_leaves_after_its_source_was_taken_back():
+    """relay_does_not_propagate_corruption: taken back and published anew while the bytes of a chunk leave, a source has
+    digests that match the new bytes: they do not follow the old ones. A small buffer holds the bytes up meanwhile."""
+    with Gated(nbytes=MIB) as gated, gated.reader(receive_buffer_bytes=4096) as reader:
+        gated.show(1)
+        digest = (gated.block + HEADER_BYTES, 8, 1)
+        nbytes = gated.nbytes - 1
+        reader.stream.sendall(
+            gated_request(
+                1, gated.block, GENERATION, (gated.address, nbytes, 1), digest, (gated.address + nbytes, 1, 2)
+            )
+        )
+        assert receive(reader.stream, 24 + 1000) == reply(1, nbytes + 9) + gated.data[:1000]
+        gated.show(0, NO_GENERATION)
+        gated.show(2, Generation(bytes(reversed(range(16)))))
+        assert receive(reader.stream, nbytes - 1000) == gated.data[1000:nbytes]
+        assert at_end(reader.stream)
+        gated.check_serves()
+
+
+def test_digests_leave_one_look_after_their_bytes(gated):
+    """Of a source that stays, each digest follows at once, and the next bytes with it: nobody waits for a change."""
+    gated.show(CHUNKS)
+    slot = gated.block + HEADER_BYTES
+    native.store(slot, struct.pack("<2Q", 7, 8))
+    with gated.reader() as reader:
+        ranges = [(gated.address, 10, 1), (slot, 8, 1), (gated.address + 10, 10, 2), (slot + 8, 8, 2)]
+        reader.stream.sendall(gated_request(1, gated.block, GENERATION, *ranges))
+        whole = gated.data[:10] + struct.pack("<Q", 7) + gated.data[10:20] + struct.pack("<Q", 8)
+        assert reader.answer(1) == (streams.SERVED, 0, whole)
 
 
 @pytest.mark.parametrize("what", ["withdrawn", "another"])

@@ -23,22 +23,22 @@ def slots() -> np.ndarray:
     return np.arange(100, 105, dtype=np.uint64)
 
 
-def test_each_chunk_is_its_digest_and_then_its_bytes() -> None:
-    """Digests come from the source's slots into ours of the same number, in front of the chunk that they cover."""
+def test_each_chunk_is_its_bytes_and_then_its_digest() -> None:
+    """Digests come from the source's slots into ours of the same number, behind the chunk that they cover."""
     digests = slots()
     course = lay(PLAN, BLOCK, GENERATION, OWN, digests, verified=True)
     there, here = BLOCK + 128, digests.ctypes.data
     assert course.ranges.remote.tolist() == [
-        *(there + 8, 1000, 1001),
-        *(there + 16, 1002),
-        *(there + 32, 1003, 1004, 1005),
+        *(1000, 1001, there + 8),
+        *(1002, there + 16),
+        *(1003, 1004, 1005, there + 32),
     ]
     assert course.ranges.local.tolist() == [
-        *(here + 8, 2000, 2001),
-        *(here + 16, 2002),
-        *(here + 32, 2003, 2004, 2005),
+        *(2000, 2001, here + 8),
+        *(2002, here + 16),
+        *(2003, 2004, 2005, here + 32),
     ]
-    assert course.ranges.nbytes.tolist() == [8, 10, 11, 8, 12, 8, 13, 14, 15]
+    assert course.ranges.nbytes.tolist() == [10, 11, 8, 12, 8, 13, 14, 15, 8]
     assert course.firsts.tolist() == [0, 3, 5, 9]
     assert course.numbers.tolist() == [1, 2, 4]
     assert (course.whole, course.is_verified, course.generation) == (5, True, GENERATION)

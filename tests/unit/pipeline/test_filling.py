@@ -16,7 +16,7 @@ from tensorhub import native
 from tensorhub.errors import LeaseLost, SourceFailed, SourceSilent
 from tensorhub.pipeline.follow import SIGN_S, STARVED_STALLS_MAX
 from tensorhub.pipeline.source import Blame
-from tensorhub.ports import Course, Ranges
+from tensorhub.ports import Chunks, Course, Ranges
 from tensorhub.transport.memory import MemoryEngine
 from tensorhub.types import Generation, SessionId
 from tests.conformance.sources import SourceHere
@@ -391,3 +391,27 @@ def test_cancelled_twice_it_still_waits_for_its_course_and_counts_it(shard, vess
     run_virtual(main())
     assert vessel.filling.counter.todo == [(2, WHOLE)]
     assert vessel.filling.bytes_read == sum(SIZES[:2])
+
+
+class Overtaken(MemoryEngine):
+    """Reads in batches; before each that brings weights, its source is taken back and published anew."""
+
+    def __init__(self, shard: Shard, anew: Shard) -> None:
+        super().__init__()
+        self.shard, self.anew = shard, anew
+
+    async def read(self, peer: bytes, ranges: Ranges, timeout_s: float, chunks: Chunks | None = None) -> None:
+        if chunks is not None:
+            self.shard.become(self.anew)
+        await super().read(peer, ranges, timeout_s, chunks)
+
+
+def test_a_source_published_anew_during_a_batch_is_not_believed(memory, shard, vessel) -> None:
+    """relay_does_not_propagate_corruption: its digests match what it holds now, which is not what was granted: nothing
+    of it is counted, or shown to others."""
+    shard.reveal(WHOLE)
+    anew = Shard(memory, SIZES, seed=2)
+    anew.reveal(WHOLE)
+    blame(vessel, shard, Overtaken(shard, anew), "withdrew what it had granted")
+    assert vessel.filling.counter.watermark == 0
+    assert vessel.shown == [0]
