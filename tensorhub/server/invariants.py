@@ -100,6 +100,12 @@ def _model(state: State, model: ModelTable) -> Iterator[Finding]:
         "numbers are unique among current versions",
         len(current) == sum(not record.retired for record in model.versions.values()),
     )
+    orders = {lineage.order for lineage in model.lineages.values()}
+    yield "lineages have places of their own", len(orders) == len(model.lineages)
+    yield (
+        "a version stands where its lineage does",
+        all(record.order == model.lineages[version.lineage].order for version, record in model.versions.items()),
+    )
     ordered = [record for _, record in sorted(current.items())]
     yield (
         "numbers rise with lineages",

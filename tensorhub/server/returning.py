@@ -25,7 +25,7 @@ from tensorhub.server.grants import check_buffers, check_generation, check_opaqu
 from tensorhub.server.holdings import detach, drop, link, make, slot_for, unpin
 from tensorhub.server.offers import refresh
 from tensorhub.server.publishing import check_well_formed
-from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX
+from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX, PLACES_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -112,7 +112,7 @@ def _remember(turn: Turn, member: Member, told: Standing) -> None:
 def _check_mark(model: ModelTable, mark: LineageMark) -> None:
     check_name("lineage", mark.name)
     check_version(mark.first)
-    if not 0 <= mark.order < LINEAGES_MAX or (mark.name not in model.lineages and len(model.lineages) >= LINEAGES_MAX):
+    if not 0 <= mark.order <= PLACES_MAX or (mark.name not in model.lineages and len(model.lineages) >= LINEAGES_MAX):
         raise BadRequest(f"a model has at most {LINEAGES_MAX} lineages")
 
 

@@ -290,11 +290,14 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class Lineage:
+    #: No two of a model have the same.
     order: int
     #: Its lowest number: versions of older lineages from here on are retired.
     first: int
     #: The highest number ever published.
     highest: int
+    #: By somebody who knew of no earlier life, or after all had come back: newer than whatever comes back.
+    opened_here: bool = False
 
 
 @dataclass(slots=True)

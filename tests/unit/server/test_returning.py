@@ -399,3 +399,53 @@ def test_lineages_keep_their_order() -> None:
     assert (model.newest, model.readable) == ("retry", [6])
     asking = cluster.process("roll")
     assert asking.answer(asking.replicate()).version == new
+
+
+def test_a_lineage_opened_after_the_death_is_newer_than_those_that_come_back() -> None:
+    """server_recreated_same_name: a trainer that resumed is there first. Lineages of the life before, whatever their
+    place was, come before its own: they are retired from its first version on, and it goes on publishing."""
+    cluster = Cluster()
+    resumed = cluster.process("trainer")
+    resumed.publish(4, lineage="retry")
+    resumed.seal(4)
+    marks = (m.LineageMark("first", 0, 1), m.LineageMark("main", 1, 3))
+    for name, number in (("roll-1", 3), ("roll-2", 4), ("roll-3", 9)):
+        version = Version("main", number)
+        shown = claim(cluster.stranger(name), version=version, content=content(number), root=root(number))
+        back(cluster, name, shown, seen=version, lineages=marks)
+    model = cluster.machine.state.models[resumed.seat.model]
+    assert (model.newest, model.readable) == ("retry", [3, 4])
+    assert cluster.fetched(cluster.process("roll"), 4, Exactly(4)).version == Version("retry", 4)
+    answer = resumed.publish(5, lineage="retry", buffers="b")
+    assert answer == m.Announced(m.LineageMark("retry", 2, 4))
+
+
+def test_lineages_of_two_servers_that_claim_one_place() -> None:
+    """Each of two that believed to be the one has opened the second lineage: one is older here, and never both shown."""
+    cluster = Cluster()
+    for name in ("left", "right"):
+        version = Version(name, 6)
+        shown = claim(cluster.stranger(name), version=version, content=content(6), root=root(6))
+        back(cluster, name, shown, seen=version, lineages=(m.LineageMark(name, 1, 5),))
+    model = cluster.machine.state.models[cluster.processes["left"].seat.model]
+    assert (model.newest, model.readable) == ("right", [6])
+    assert cluster.state_of(6) in ("readable", "retired")
+
+
+def test_a_lineage_whose_place_was_told_too_low_rises() -> None:
+    """The first back remembers an old place of its lineage, the others a later one: what was retired by it is not."""
+    cluster = Cluster()
+    retry, main = Version("retry", 6), Version("main", 9)
+    for name, version, mark in (
+        ("roll-1", retry, m.LineageMark("retry", 0, 5)),
+        ("roll-2", main, m.LineageMark("main", 1, 1)),
+        ("roll-3", None, m.LineageMark("retry", 2, 5)),
+    ):
+        held = () if version is None else (version,)
+        claims = [
+            claim(cluster.stranger(name), version=each, content=content(each.number), root=root(each.number))
+            for each in held
+        ]
+        back(cluster, name, *claims, seen=version, lineages=(mark,))
+    model = cluster.machine.state.models[cluster.processes["roll-1"].seat.model]
+    assert (model.newest, model.readable) == ("retry", [6])
