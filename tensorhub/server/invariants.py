@@ -263,6 +263,11 @@ def _replica(state: State, replica: Replica) -> Iterator[Finding]:
         yield "a member sits in its shard", member.seat.shard == shard and 0 <= shard < replica.shards
         yield "a member's session lives", state.sessions.get(member.session.id) is member.session
     transaction = replica.transaction
+    awaited = ("absent", replica.model.key, replica.id) in state.deadlines.at
+    yield (
+        "a group is waited for while it has decided",
+        not awaited or (transaction is not None and transaction.record is not None),
+    )
     if transaction is not None:
         yield from _transaction(state, transaction)
 

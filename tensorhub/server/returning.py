@@ -20,7 +20,7 @@ from tensorhub.messages import (
 )
 from tensorhub.messages import Undertaking as Told
 from tensorhub.server import groups
-from tensorhub.server.grace import doubt, raise_floor
+from tensorhub.server.grace import doubt, raise_floor, until_all_are_back
 from tensorhub.server.grants import check_buffers, check_generation, check_opaque
 from tensorhub.server.holdings import detach, drop, link, make, slot_for, unpin
 from tensorhub.server.offers import refresh
@@ -338,6 +338,7 @@ def _resume(turn: Turn, member: Member, told: Told) -> None:
     transaction.parts[shard] = part
     waiting = [each for each in transaction.parts.values() if each.phase is Phase.WAITING]
     if is_new:
+        turn.deadlines.set(("absent", replica.model.key, replica.id), until_all_are_back(turn))
         groups.cover_all(turn, transaction)
     unpin(turn, transaction, shard)
     if filling is None and holding is not None:

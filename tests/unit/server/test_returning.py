@@ -421,7 +421,7 @@ def test_a_lineage_opened_after_the_death_is_newer_than_those_that_come_back() -
 
 
 def test_lineages_of_two_servers_that_claim_one_place() -> None:
-    """Each of two that believed to be the one has opened the second lineage: one is older here, and never both shown."""
+    """Each of two that believed to be the one has opened a second lineage: one is older here, never both are shown."""
     cluster = Cluster()
     for name in ("left", "right"):
         version = Version(name, 6)
@@ -449,3 +449,29 @@ def test_a_lineage_whose_place_was_told_too_low_rises() -> None:
         back(cluster, name, *claims, seen=version, lineages=(mark,))
     model = cluster.machine.state.models[cluster.processes["roll-1"].seat.model]
     assert (model.newest, model.readable) == ("retry", [6])
+
+
+def test_a_shard_that_died_with_the_server_ends_its_group_within_a_lease() -> None:
+    """sibling_dies, server_restart_midtransfer: whoever has not come back a lease later is dead, as in any life. Its
+    siblings hear which shard it is, and do not wait for it until their deadlines; who comes by then is not too late."""
+    cluster = Cluster()
+    trainers = [
+        back(
+            cluster,
+            f"trainer#{shard}",
+            claim(cluster.stranger(f"trainer#{shard}", shards=2), published=True),
+            shards=2,
+        )
+        for shard in range(2)
+    ]
+    first, late = reader(cluster, "roll#0", shards=2), None
+    other = reader(cluster, "other#0", shards=2)
+    call = first.done(4)
+    cluster.alive(GRACE_S + 1, *trainers, first, other)
+    late = reader(cluster, "other#1", shards=2)
+    cluster.alive(LEASE_S - GRACE_S - 2, *trainers, first, other, late)
+    assert first.answer(call) is None
+    cluster.alive(2, *trainers, first, other, late)
+    assert "shard 1: it has not come back" in first.answer(call).message
+    assert not other.notices(m.TransactionAborted)
+    assert isinstance(first.answer(first.replicate()), m.Refused)  # its number is used up
