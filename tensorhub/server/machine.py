@@ -156,7 +156,7 @@ def _first(touched: dict[T, None]) -> T:
     return thing
 
 
-def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: PLR0912 - one line per kind
+def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: C901, PLR0912 - one line per kind
     """A deadline has come. Its subject exists: whoever ends a subject cancels its deadlines."""
     state = turn.state
     match key:

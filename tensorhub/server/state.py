@@ -347,6 +347,9 @@ class Part:
     #: The call that is owed an answer, or None.
     call: int | None = None
     filling: Holding | None = None
+    #: When it began to drain its own old readers, and how long that took.
+    drain_began_ns: int | None = None
+    drained_ns: int = 0
     #: Sources that failed this reader, by generation.
     suspects: dict[Generation, None] = field(default_factory=dict)
     #: Sources that it has left once without blame, as they had nothing to serve: the next time they are suspect too.
