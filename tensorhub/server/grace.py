@@ -68,11 +68,15 @@ def _is_older(model: ModelTable, number: int) -> bool:
     return (order, number) < (model.lineages[floor.lineage].order, floor.number)
 
 
+def until_all_are_back(turn: Turn) -> int:
+    """When whoever was here before the server died is back, or dead: it has no lease any more."""
+    return turn.now_ns + max(turn.settings.lease_ns, turn.settings.grace_ns)
+
+
 def doubt(turn: Turn, holding: Holding) -> None:
     """Readers of an earlier life may not have come back yet: not drained before they have had time to."""
     holding.is_unsure = True
-    longest_ns = max(turn.settings.lease_ns, turn.settings.grace_ns)
-    turn.deadlines.set(("unsure", holding.generation), turn.now_ns + longest_ns)
+    turn.deadlines.set(("unsure", holding.generation), until_all_are_back(turn))
 
 
 def sure(turn: Turn, holding: Holding) -> None:

@@ -6,6 +6,8 @@ aborts the transaction.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable, Where
 from tensorhub.messages import Granted, Held, LineageMark, Locator, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
@@ -66,6 +68,7 @@ def admit(turn: Turn, part: Part) -> TensorHubError | None:
             transaction.hidden[seat.shard] = old
             hide(turn, old)
         if not is_drained(old):
+            part.drain_began_ns = turn.now_ns
             return None
         overwrite(turn, part, old)
     return place(turn, part)
@@ -73,6 +76,8 @@ def admit(turn: Turn, part: Part) -> TensorHubError | None:
 
 def overwrite(turn: Turn, part: Part, old: Holding) -> None:
     """The old content has no readers any more: forget it, before the grant that lets its bytes be written."""
+    if part.drain_began_ns is not None:
+        part.drained_ns = turn.now_ns - part.drain_began_ns
     part.transaction.hidden.pop(part.member.seat.shard, None)
     drop(turn, old, "overwritten")
 
@@ -197,7 +202,8 @@ def _grant(turn: Turn, part: Part, slot: Slot, choice: Choice) -> None:
         promise(turn, part.filling)
     part.phase, part.lack = Phase.READING, ""
     unpin(turn, transaction, member.seat.shard)
-    _answer(turn, part, granted(slot, source, reason))
+    _answer(turn, part, replace(granted(slot, source, reason), drained_ns=part.drained_ns))
+    part.drained_ns = 0
     turn.event(kind, slot.record.model, slot.record.version, member.seat, f"{source.member.seat}: {reason}")
 
 

@@ -394,6 +394,7 @@ def close(turn: Turn, transaction: Transaction, outcome: Outcome) -> None:
     replica.transaction = None
     replica.model.undecided.pop(replica.id, None)
     turn.deadlines.cancel(("transaction", replica.model.key, replica.id))
+    turn.deadlines.cancel(("absent", replica.model.key, replica.id))
     for part in transaction.parts.values():
         turn.deadlines.cancel(("part", part.member.seat))
         grants.leave_queue(turn, part)

@@ -100,6 +100,12 @@ def _model(state: State, model: ModelTable) -> Iterator[Finding]:
         "numbers are unique among current versions",
         len(current) == sum(not record.retired for record in model.versions.values()),
     )
+    orders = {lineage.order for lineage in model.lineages.values()}
+    yield "lineages have places of their own", len(orders) == len(model.lineages)
+    yield (
+        "a version stands where its lineage does",
+        all(record.order == model.lineages[version.lineage].order for version, record in model.versions.items()),
+    )
     ordered = [record for _, record in sorted(current.items())]
     yield (
         "numbers rise with lineages",
@@ -257,6 +263,11 @@ def _replica(state: State, replica: Replica) -> Iterator[Finding]:
         yield "a member sits in its shard", member.seat.shard == shard and 0 <= shard < replica.shards
         yield "a member's session lives", state.sessions.get(member.session.id) is member.session
     transaction = replica.transaction
+    awaited = ("absent", replica.model.key, replica.id) in state.deadlines.at
+    yield (
+        "a group is waited for while it has decided",
+        not awaited or (transaction is not None and transaction.record is not None),
+    )
     if transaction is not None:
         yield from _transaction(state, transaction)
 

@@ -50,3 +50,13 @@ def transaction_late(turn: Turn, transaction: Transaction) -> None:
         elif shard not in transaction.done:
             failures[shard] = GroupAborted(f"it was still {part.phase.value}", at(part.member))
     abort(turn, transaction, failures)
+
+
+def not_back(turn: Turn, transaction: Transaction) -> None:
+    """Whoever outlived the server is back: a shard that is not has died with it, and its siblings wait in vain."""
+    replica = transaction.replica
+    absent = [shard for shard in range(replica.shards) if shard not in replica.members]
+    if absent:
+        abort(
+            turn, transaction, {shard: GroupAborted("it has not come back since the server died") for shard in absent}
+        )

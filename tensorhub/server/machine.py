@@ -156,7 +156,7 @@ def _first(touched: dict[T, None]) -> T:
     return thing
 
 
-def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: PLR0912 - one line per kind
+def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: C901, PLR0912 - one line per kind
     """A deadline has come. Its subject exists: whoever ends a subject cancels its deadlines."""
     state = turn.state
     match key:
@@ -168,6 +168,10 @@ def _due(turn: Turn, key: tuple[object, ...]) -> None:  # noqa: PLR0912 - one li
             transaction = state.models[model].replicas[ReplicaId(replica)].transaction
             if transaction is not None:
                 lateness.transaction_late(turn, transaction)
+        case ("absent", ModelKey() as model, str() as replica):
+            transaction = state.models[model].replicas[ReplicaId(replica)].transaction
+            if transaction is not None:
+                lateness.not_back(turn, transaction)
         case ("drain", bytes() as generation):
             publishing.drain_late(turn, state.generations[Generation(generation)])
         case ("wait", bytes() as session, int() as call):

@@ -20,12 +20,12 @@ from tensorhub.messages import (
 )
 from tensorhub.messages import Undertaking as Told
 from tensorhub.server import groups
-from tensorhub.server.grace import doubt, raise_floor
+from tensorhub.server.grace import doubt, raise_floor, until_all_are_back
 from tensorhub.server.grants import check_buffers, check_generation, check_opaque
 from tensorhub.server.holdings import detach, drop, link, make, slot_for, unpin
 from tensorhub.server.offers import refresh
 from tensorhub.server.publishing import check_well_formed
-from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX
+from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX, PLACES_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -112,7 +112,7 @@ def _remember(turn: Turn, member: Member, told: Standing) -> None:
 def _check_mark(model: ModelTable, mark: LineageMark) -> None:
     check_name("lineage", mark.name)
     check_version(mark.first)
-    if not 0 <= mark.order < LINEAGES_MAX or (mark.name not in model.lineages and len(model.lineages) >= LINEAGES_MAX):
+    if not 0 <= mark.order <= PLACES_MAX or (mark.name not in model.lineages and len(model.lineages) >= LINEAGES_MAX):
         raise BadRequest(f"a model has at most {LINEAGES_MAX} lineages")
 
 
@@ -338,6 +338,7 @@ def _resume(turn: Turn, member: Member, told: Told) -> None:
     transaction.parts[shard] = part
     waiting = [each for each in transaction.parts.values() if each.phase is Phase.WAITING]
     if is_new:
+        turn.deadlines.set(("absent", replica.model.key, replica.id), until_all_are_back(turn))
         groups.cover_all(turn, transaction)
     unpin(turn, transaction, shard)
     if filling is None and holding is not None:

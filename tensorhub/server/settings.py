@@ -48,6 +48,8 @@ SERVED_MAX = 64
 ORIGINS_MAX = 8
 #: Lineages of one model: a job that resumes this often needs a new model name.
 LINEAGES_MAX = 1024
+#: Where a lineage may be said to stand: places rise when lives disagree, by less than this in the life of any job.
+PLACES_MAX = 2**31
 #: Models a server remembers; idle ones are forgotten first.
 MODELS_MAX = 4096
 #: Processes of one cluster: 16 000 accelerators, and as much again for those that come and go.

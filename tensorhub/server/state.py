@@ -290,11 +290,14 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class Lineage:
+    #: No two of a model have the same.
     order: int
     #: Its lowest number: versions of older lineages from here on are retired.
     first: int
     #: The highest number ever published.
     highest: int
+    #: By somebody who knew of no earlier life, or after all had come back: newer than whatever comes back.
+    opened_here: bool = False
 
 
 @dataclass(slots=True)
@@ -344,6 +347,9 @@ class Part:
     #: The call that is owed an answer, or None.
     call: int | None = None
     filling: Holding | None = None
+    #: When it began to drain its own old readers, and how long that took.
+    drain_began_ns: int | None = None
+    drained_ns: int = 0
     #: Sources that failed this reader, by generation.
     suspects: dict[Generation, None] = field(default_factory=dict)
     #: Sources that it has left once without blame, as they had nothing to serve: the next time they are suspect too.

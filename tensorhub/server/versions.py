@@ -6,6 +6,8 @@ numbers of all versions that are not retired rise from lineage to lineage, and e
 
 from __future__ import annotations
 
+import math
+
 from tensorhub.errors import BadRequest, VersionOrder, VersionUnavailable, Where
 from tensorhub.references import LineageMark
 from tensorhub.server.offers import index_readable
@@ -55,33 +57,69 @@ def enter(turn: Turn, model: ModelTable, version: Version) -> None:
     lineage = model.lineages.get(version.lineage)
     if lineage is None:
         last = max((each.order for each in model.lineages.values()), default=-1)
-        recall(turn, model, LineageMark(version.lineage, last + 1, version.number))
+        model.lineages[version.lineage] = Lineage(last + 1, version.number, version.number, opened_here=True)
+        _arrange(turn, model)
     elif version.number >= lineage.first:
         lineage.highest = max(lineage.highest, version.number)
     else:
-        _begin(turn, model, version.lineage, lineage, version.number)
+        lineage.first = version.number
+        _arrange(turn, model)
 
 
 def recall(turn: Turn, model: ModelTable, mark: LineageMark) -> None:
-    """A lineage is known to stand where the mark says, by this life or by who comes from an earlier one."""
-    lineage = model.lineages.get(mark.name)
-    if lineage is not None and mark.first >= lineage.first:
+    """A lineage is known, by who comes from an earlier life, to stand where the mark says.
+
+    What this life has opened is newer, wherever it stood. Two lives that both believed to be the one may have given one
+    place to two lineages: the second comes after the first. A place that has risen since a mark was given stays.
+    """
+    known = model.lineages.get(mark.name)
+    if known is not None and mark.first >= known.first and mark.order <= known.order:
         return
-    if lineage is None:
-        lineage = model.lineages[mark.name] = Lineage(mark.order, mark.first, mark.first)
-        model.newest = max(model.lineages, key=lambda name: model.lineages[name].order)
-    _begin(turn, model, mark.name, lineage, mark.first)
+    if known is None:
+        known = model.lineages[mark.name] = Lineage(mark.order, mark.first, mark.first)
+        _make_place(model, known, mark.order)
+    elif mark.order > known.order:
+        known.opened_here = False
+        _make_place(model, known, mark.order)
+    known.first = min(known.first, mark.first)
+    _arrange(turn, model)
 
 
-def _begin(turn: Turn, model: ModelTable, name: str, lineage: Lineage, first: int) -> None:
-    """The lineage begins at this number: those before it end below."""
-    lineage.first = first
+def _make_place(model: ModelTable, lineage: Lineage, order: int) -> None:
+    """Put a lineage at this place, or the next that no other of an earlier life has; this life's go behind it."""
+    others = [each for each in model.lineages.values() if each is not lineage]
+    taken = {each.order for each in others if not each.opened_here}
+    while order in taken:
+        order += 1
+    lineage.order = order
+    ours = [each for each in others if each.opened_here]
+    behind = order + 1 - min((each.order for each in ours), default=order + 1)
+    for each in ours:
+        each.order += max(0, behind)
+
+
+def _arrange(turn: Turn, model: ModelTable) -> None:
+    """Lineages have other places, or begin lower: the numbers of each end where a newer one begins."""
+    model.newest = max(model.lineages, key=lambda name: model.lineages[name].order)
+    #: {lineage: the lowest number that a newer one has taken, and whose it is}
+    ends: dict[str, tuple[float, str]] = {}
+    end: tuple[float, str] = (math.inf, "")
+    for name, lineage in sorted(model.lineages.items(), key=lambda item: item[1].order, reverse=True):
+        ends[name], end = end, min(end, (lineage.first, name))
+    changed = []
     for record in model.versions.values():
-        if record.order < lineage.order and record.version.number >= lineage.first and not record.retired:
-            record.retired = True
+        record.order = model.lineages[record.version.lineage].order
+        if record.retired != (record.version.number >= ends[record.version.lineage][0]):
+            changed.append(record)
+    for record in sorted(changed, key=lambda record: record.retired):  # first those that make room for others
+        record.retired = not record.retired
+        if record.retired:
             del model.current[record.version.number]
-            index_readable(record)
+            first, name = ends[record.version.lineage]
             turn.event("retired", model, record.version, None, f"lineage {name!r} begins at {first}")
+        else:
+            model.current[record.version.number] = record
+        index_readable(record)
     turn.models[model] = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorhub import messages as m
+from tensorhub.server.settings import SECOND_NS
 from tensorhub.types import AtLeast, Exactly, Latest
 from tests.unit.server.kit import Cluster, Process, root
 
@@ -402,3 +403,21 @@ def test_no_advance_on_failure() -> None:
     )
     for roll in rolls:
         assert isinstance(roll.answer(roll.replicate()), m.Granted)
+
+
+def test_a_grant_says_how_long_it_waited_for_the_readers_own_readers() -> None:
+    """`Replication.phases` tells waiting for a version from draining: only the server knows which of them it was."""
+    cluster = Cluster(shards=1)
+    trainer, relay, below = (cluster.process(name, shards=1) for name in ("trainer", "relay", "below"))
+    trainer.publish(1)
+    trainer.seal(1)
+    cluster.fetched(relay, 1)
+    trainer.unpublish()
+    assert below.answer(below.replicate()).source.seat == relay.seat
+    trainer.publish(2)
+    trainer.seal(2)
+    call = relay.replicate()
+    assert relay.answer(call) is None
+    cluster.wait(2)
+    below.abort()
+    assert relay.answer(call).drained_ns == 2 * SECOND_NS

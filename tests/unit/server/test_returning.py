@@ -399,3 +399,79 @@ def test_lineages_keep_their_order() -> None:
     assert (model.newest, model.readable) == ("retry", [6])
     asking = cluster.process("roll")
     assert asking.answer(asking.replicate()).version == new
+
+
+def test_a_lineage_opened_after_the_death_is_newer_than_those_that_come_back() -> None:
+    """server_recreated_same_name: a trainer that resumed is there first. Lineages of the life before, whatever their
+    place was, come before its own: they are retired from its first version on, and it goes on publishing."""
+    cluster = Cluster()
+    resumed = cluster.process("trainer")
+    resumed.publish(4, lineage="retry")
+    resumed.seal(4)
+    marks = (m.LineageMark("first", 0, 1), m.LineageMark("main", 1, 3))
+    for name, number in (("roll-1", 3), ("roll-2", 4), ("roll-3", 9)):
+        version = Version("main", number)
+        shown = claim(cluster.stranger(name), version=version, content=content(number), root=root(number))
+        back(cluster, name, shown, seen=version, lineages=marks)
+    model = cluster.machine.state.models[resumed.seat.model]
+    assert (model.newest, model.readable) == ("retry", [3, 4])
+    assert cluster.fetched(cluster.process("roll"), 4, Exactly(4)).version == Version("retry", 4)
+    answer = resumed.publish(5, lineage="retry", buffers="b")
+    assert answer == m.Announced(m.LineageMark("retry", 2, 4))
+
+
+def test_lineages_of_two_servers_that_claim_one_place() -> None:
+    """Each of two that believed to be the one has opened a second lineage: one is older here, never both are shown."""
+    cluster = Cluster()
+    for name in ("left", "right"):
+        version = Version(name, 6)
+        shown = claim(cluster.stranger(name), version=version, content=content(6), root=root(6))
+        back(cluster, name, shown, seen=version, lineages=(m.LineageMark(name, 1, 5),))
+    model = cluster.machine.state.models[cluster.processes["left"].seat.model]
+    assert (model.newest, model.readable) == ("right", [6])
+    assert cluster.state_of(6) in ("readable", "retired")
+
+
+def test_a_lineage_whose_place_was_told_too_low_rises() -> None:
+    """The first back remembers an old place of its lineage, the others a later one: what was retired by it is not."""
+    cluster = Cluster()
+    retry, main = Version("retry", 6), Version("main", 9)
+    for name, version, mark in (
+        ("roll-1", retry, m.LineageMark("retry", 0, 5)),
+        ("roll-2", main, m.LineageMark("main", 1, 1)),
+        ("roll-3", None, m.LineageMark("retry", 2, 5)),
+    ):
+        held = () if version is None else (version,)
+        claims = [
+            claim(cluster.stranger(name), version=each, content=content(each.number), root=root(each.number))
+            for each in held
+        ]
+        back(cluster, name, *claims, seen=version, lineages=(mark,))
+    model = cluster.machine.state.models[cluster.processes["roll-1"].seat.model]
+    assert (model.newest, model.readable) == ("retry", [6])
+
+
+def test_a_shard_that_died_with_the_server_ends_its_group_within_a_lease() -> None:
+    """sibling_dies, server_restart_midtransfer: whoever has not come back a lease later is dead, as in any life. Its
+    siblings hear which shard it is, and do not wait for it until their deadlines; who comes by then is not too late."""
+    cluster = Cluster()
+    trainers = [
+        back(
+            cluster,
+            f"trainer#{shard}",
+            claim(cluster.stranger(f"trainer#{shard}", shards=2), published=True),
+            shards=2,
+        )
+        for shard in range(2)
+    ]
+    first, late = reader(cluster, "roll#0", shards=2), None
+    other = reader(cluster, "other#0", shards=2)
+    call = first.done(4)
+    cluster.alive(GRACE_S + 1, *trainers, first, other)
+    late = reader(cluster, "other#1", shards=2)
+    cluster.alive(LEASE_S - GRACE_S - 2, *trainers, first, other, late)
+    assert first.answer(call) is None
+    cluster.alive(2, *trainers, first, other, late)
+    assert "shard 1: it has not come back" in first.answer(call).message
+    assert not other.notices(m.TransactionAborted)
+    assert isinstance(first.answer(first.replicate()), m.Refused)  # its number is used up
