@@ -278,6 +278,7 @@ def _tables_console() -> Console:
 
 def _watch(look: Callable[[], RenderableType]) -> NoReturn:
     """Show what `look` sees, again and again, until interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the terminal gets its screen and cursor back
     with Live(auto_refresh=False, screen=Console().is_terminal) as live:
         while True:
             live.update(look(), refresh=True)
