@@ -185,7 +185,7 @@ def graph(
 def chaos(
     *,
     server: Annotated[str, typer.Option(help="kind of the server it starts: 'frames', 'grpc' or 'local'")] = "frames",
-    mib: Annotated[int, typer.Option(help="synthetic weights of about this many MiB")] = 64,
+    mib: Annotated[int, typer.Option(help="synthetic weights of about this many MiB, 16 to 4096")] = 64,
     only: Annotated[str, typer.Option(metavar="CASES", help="only these, by commas (--list names them)")] = "",
     seed: Annotated[int | None, typer.Option(help="draws weights and the moments of trouble (default: fresh)")] = None,
     list_cases: Annotated[bool, typer.Option("--list", help="name the cases and run none")] = False,
@@ -278,6 +278,7 @@ def _tables_console() -> Console:
 
 def _watch(look: Callable[[], RenderableType]) -> NoReturn:
     """Show what `look` sees, again and again, until interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the terminal gets its screen and cursor back
     with Live(auto_refresh=False, screen=Console().is_terminal) as live:
         while True:
             live.update(look(), refresh=True)

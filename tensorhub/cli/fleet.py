@@ -15,6 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import gettempdir
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -73,6 +74,10 @@ class ProcessFleet:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
+        except OSError as error:  # above all a TMPDIR in which the path of a socket is too long
+            raise WorkerFailed(
+                f"no process can be started with a socket below {gettempdir()}: {error}; set TMPDIR to another folder"
+            ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:

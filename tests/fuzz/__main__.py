@@ -25,14 +25,16 @@ POOL_MAX = 500
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("target", choices=[*TARGETS, "all"])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--forever", action="store_true")
-    parser.add_argument("--hex", help="one input; no others are tried")
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each target (default: 10)")
+    parser.add_argument("--forever", action="store_true", help="round after round, until an input fails")
+    parser.add_argument("--hex", type=bytes.fromhex, help="one input, of one target; no others are tried")
+    parser.add_argument("--seed", type=int, default=None, help="draws the inputs (default: fresh)")
     chosen = parser.parse_args(arguments)
     names = list(TARGETS) if chosen.target == "all" else [chosen.target]
     if chosen.hex is not None:
-        return _one(names[0], bytes.fromhex(chosen.hex))
+        if chosen.target == "all":
+            parser.error("--hex is an input of one target; name it")
+        return _one(names[0], chosen.hex)
     seed = random.randrange(2**32) if chosen.seed is None else chosen.seed
     while True:
         for name in names:

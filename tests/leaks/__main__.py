@@ -5,6 +5,7 @@ Prints each place after which something is wrong, and how many places there were
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -12,33 +13,41 @@ from tests.leaks.operations import OPERATIONS, Operation
 from tests.leaks.run import WAYS, places, run
 
 
-def main(only: str = "", how: str = "", at: str = "") -> int:
+def main(arguments: list[str]) -> int:
     """1 when something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.leaks", description=__doc__)
+    names = [operation.name for operation in OPERATIONS]
+    parser.add_argument("operation", nargs="?", metavar="OPERATION", choices=names, help=f"one of {names}")
+    parser.add_argument("way", nargs="?", metavar="WAY", choices=list(WAYS), help=f"one of {list(WAYS)}")
+    parser.add_argument("at", nargs="?", metavar="AT", type=int, help="the number of a place, from 1")
+    given = parser.parse_args(arguments)
     total = bad = 0
     for operation in OPERATIONS:
         for way in WAYS:
-            if only in ("", operation.name) and how in ("", way):
-                count, wrong = _visit(operation, way, int(at or 0))
+            if given.operation in (None, operation.name) and given.way in (None, way):
+                count, wrong = _visit(operation, way, given.at)
                 total, bad = total + count, bad + wrong
+    if not total:
+        parser.error(f"there is no such place to fail at: {' '.join(map(repr, arguments))}")
     print(f"{total} failures, {bad} of them with consequences")
     return 1 if bad else 0
 
 
-def _visit(operation: Operation, way: str, at: int) -> tuple[int, int]:
+def _visit(operation: Operation, way: str, at: int | None) -> tuple[int, int]:
     """(places visited, those after which something is wrong)."""
     began, wrong = time.perf_counter(), 0
     sites = places(operation, way)
-    chosen = [at] if at else range(1, len(sites) + 1)
+    chosen = [k for k in range(1, len(sites) + 1) if at in (None, k)]
     for k in chosen:
         verdict = run(operation, way, k)
         wrong += bool(verdict.found)
         for line in verdict.found:
             print(f"{operation.name} / {way} / {k} at {verdict.struck} -> {verdict.outcome!r}: {line}")
     seconds = time.perf_counter() - began
-    distinct = len(set(sites))
-    print(f"{operation.name} / {way}: {len(chosen)} places, {distinct} of a kind, {seconds:.1f} s", flush=True)
+    visited = f"{len(chosen)} of {len(sites)} places ({len(set(sites))} different)"
+    print(f"{operation.name} / {way}: {visited}, {seconds:.1f} s", flush=True)
     return len(chosen), wrong
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when nothing was violated, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("seed", nargs="?", type=int, help="replay this seed, printing its trace")
-    parser.add_argument("--seeds", metavar="A..B", help="run seeds A to B, B not included")
+    parser.add_argument("--seeds", type=_range, metavar="A..B", help="run seeds A to B, B not included")
     parser.add_argument("--forever", action="store_true", help="run fresh seeds until one fails")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that run seeds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there, too")
@@ -32,13 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _replay(given.seed)
     if given.forever:
         seeds: Iterable[int] = (random.SystemRandom().randrange(1 << 32) for _ in itertools.count())
-    elif given.seeds:
-        first, _, last = given.seeds.partition("..")
-        seeds = range(int(first), int(last))
+    elif given.seeds is not None:
+        seeds = given.seeds
     else:
         parser.print_help()
         return 2
     return _search(seeds, given.jobs, given.json, stop_early=given.forever)
+
+
+def _range(text: str) -> range:
+    first, dots, last = text.partition("..")
+    if not (dots and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A..B with A below B (one seed alone: without --seeds)")
+    return range(int(first), int(last))
 
 
 def _replay(seed: int) -> int:

@@ -42,9 +42,9 @@ def run(server: str, mib: int, only: str, seed: int | None, *, as_json: bool) ->
     with tempfile.TemporaryDirectory(prefix="tensorhub-chaos-") as folder, shown:
         # Before the first process starts: they all inherit it.
         os.environ.update(settings(Path(folder), rig.LEASE_SECONDS, rig.BEAT_SECONDS, rig.STALL_SECONDS))
-        for case in chosen:
+        places = [cases.place_of(case, server, Path(folder), mib, seed) for case in chosen]
+        for case, place in zip(chosen, places, strict=True):
             shown.begin(case)
-            place = cases.place_of(case, server, Path(folder), mib, seed)
             outcomes.append(cases.run(case, place, shown.progress))
             shown.done(outcomes[-1])
     if as_json:
