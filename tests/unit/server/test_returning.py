@@ -399,3 +399,23 @@ def test_lineages_keep_their_order() -> None:
     assert (model.newest, model.readable) == ("retry", [6])
     asking = cluster.process("roll")
     assert asking.answer(asking.replicate()).version == new
+
+
+def test_a_lineage_began_where_its_lowest_version_says() -> None:
+    """A holder is back with a lower version of the newer lineage than the new life knew of: the older lineage ended
+    there, for what is here and for what comes later."""
+    cluster = Cluster()
+    for name, version, marks in (
+        ("old", Version("main", 4), (MAIN,)),
+        ("new", Version("retry", 6), (m.LineageMark("retry", 1, 6),)),
+        ("newer", Version("retry", 3), ()),
+        ("older", Version("main", 5), (MAIN,)),
+    ):
+        number = version.number
+        shown = claim(cluster.stranger(name), version=version, content=content(number), root=root(number))
+        back(cluster, name, shown, seen=None, lineages=marks)
+        model = cluster.machine.state.models[cluster.processes[name].seat.model]
+        if name == "new":
+            assert model.readable == [4, 6]
+    assert model.readable == [3, 6]
+    assert [str(record.version) for record in model.versions.values() if record.retired] == ["4", "5"]
