@@ -8,7 +8,8 @@ and reused by every version with the same manifest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,11 +119,13 @@ class Holding:
             self._write()
 
     def close(self) -> None:
-        """Invalidate, then take the memory back from the engines; idempotent."""
+        """Invalidate, then take all memory back from the engines, and raise what the first refusal was; idempotent."""
         self.end()
+        close_all(partial(engine.deregister, address, nbytes) for engine, address, nbytes in self._give_up())
+
+    def _give_up(self) -> Iterator[tuple[Engine, int, int]]:
         while self._registered:
-            engine, address, nbytes = self._registered.pop()
-            engine.deregister(address, nbytes)
+            yield self._registered.pop()
 
     def _write(self) -> None:
         header = Header(
@@ -135,6 +138,18 @@ class Holding:
             self._beats,
         )
         native.store(self._block.ctypes.data, header.pack())
+
+
+def close_all(closings: Iterable[Callable[[], None]]) -> None:
+    """Do all of it, whatever one of them raises; then raise the first such error."""
+    failures: list[BaseException] = []
+    for close in closings:
+        try:
+            close()
+        except BaseException as failure:  # noqa: BLE001 - raised below, when all else is given back
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def show(buffers: Buffers, engines: Sequence[Engine], incarnation: SessionId) -> Holding:

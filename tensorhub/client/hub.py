@@ -24,6 +24,7 @@ from tensorhub.client.telling import transfer_of
 from tensorhub.errors import BadRequest, Broken, Closed, ServerUnavailable
 from tensorhub.messages import Event, Found, List, Listing, Status, StatusView, VersionView, Wait
 from tensorhub.pipeline.source import STALL_S
+from tensorhub.ports import Engine
 from tensorhub.transport.route import advertised_host
 from tensorhub.types import (
     DEFAULT_BUFFERS,
@@ -400,9 +401,7 @@ async def _join(
         await member.join(max(0.0, deadline - loop.time()))
         return member
     except BaseException:
-        if engines is not None:
-            await runtime.leave_engines(engines)
-        await runtime.leave_session(session, CLOSE_S)
+        await _leave(runtime, session, engines)
         raise
 
 
@@ -415,9 +414,19 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T], failure: str) -> T:
 
 
 async def _close(runtime: Runtime, member: Member) -> None:
-    await member.close(CLOSE_S)
-    await runtime.leave_engines(member.engines)
-    await runtime.leave_session(member.session, CLOSE_S)
+    try:
+        await member.close(CLOSE_S)
+    finally:
+        await _leave(runtime, member.session, member.engines)
+
+
+async def _leave(runtime: Runtime, session: Session, engines: list[Engine] | None) -> None:
+    """Give back what a hub shares with others of its process, all of it whatever fails."""
+    try:
+        if engines is not None:
+            await runtime.leave_engines(engines)
+    finally:
+        await runtime.leave_session(session, CLOSE_S)
 
 
 async def _call(work: Callable[[], None]) -> None:

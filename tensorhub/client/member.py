@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tensorhub.client.buffers import Buffers
-from tensorhub.client.holding import Holding
+from tensorhub.client.holding import close_all
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.past import Past
 from tensorhub.client.publication import Publication
@@ -132,16 +132,17 @@ class Member:
 
     def register(self, buffers: Buffers) -> None:
         """Name a set of tensors; again under the same name replaces it, when nothing of it is shown."""
+        self._check_open()
         old = self.slots.get(buffers.name)
         if old is not None:
             self._refuse_shown(old, "register again")
+            del self.slots[buffers.name]  # a failure from here on leaves nothing that is half registered
             old.holding.close()
         self.slots[buffers.name] = Slot.of(buffers, self.engines, self.session.id)
 
     def slot(self, name: str) -> Slot:
         """The buffer set of that name, usable; or the error that says why not."""
-        if self.closed:
-            raise Closed("the hub is closed; open a new one", self.where)
+        self._check_open()
         if self.lost is not None:
             raise SeatTaken(f"this seat was lost: {self.lost.message}", self.lost.where.over(self.where))
         slot = self.slots.get(name)
@@ -177,8 +178,7 @@ class Member:
         slot.buffers.check_in_place(where)
         if slot.holding.buffers is not slot.buffers:
             # A replicate had adopted another publisher's aliases; what we publish has our own.
-            slot.holding.close()
-            slot.holding = Holding(slot.buffers, self.engines, self.session.id)
+            slot.show(slot.buffers, self.engines, self.session.id)
         publication = Publication(slot.holding, where, self.background, slot.buffers.counters(), mark)
         slot.buffers.snapshot()
         verified = digest != "off"
@@ -230,6 +230,9 @@ class Member:
             # The server is away, or has forgotten this: `rejoin` claims the root once it is back. If it has forgotten
             # because of an unpublish meanwhile, the slot is about to be cleared anyway.
             slot.root = publication.root or UNVERIFIED
+        except Exception as failure:  # noqa: BLE001 - nobody else would hear of it, and readers would wait
+            publication.broken = Broken(f"the digests of {slot.version} failed: {failure!r}", self.where)
+            await self._withdraw_quietly(slot)
 
     async def _withdraw_quietly(self, slot: Slot) -> None:
         """Nobody may start to read what its publisher spoils; who reads already fails untorn."""
@@ -269,7 +272,9 @@ class Member:
                 raise DrainTimeout(f"nobody could confirm that all readers are gone: {error.message}", where) from error
             self.spawn(self._reconcile())
         await self._take_back(slot)
-        self._raise_if_broken(slot, readers, where)
+        publication, slot.publication = slot.publication, None
+        if publication is not None:
+            publication.raise_if_broken(readers, where)
 
     async def _take_back(self, slot: Slot) -> None:
         """The last step of an unpublish: end the generation, stop the digests; the tensors are the user's again."""
@@ -282,19 +287,6 @@ class Member:
             await asyncio.wait([slot.task])
             slot.task = None
         slot.clear()
-
-    def _raise_if_broken(self, slot: Slot, readers: tuple[str, ...], where: Where) -> None:
-        publication, slot.publication = slot.publication, None
-        if publication is None:
-            return
-        if publication.broken is None:
-            with suppress(ContractBroken):
-                publication.check()
-        if isinstance(publication.broken, (VersionConflict, EngineUnavailable)):
-            raise publication.broken.at(where)
-        if publication.broken is not None:
-            who = f"; it was read by {', '.join(readers)}" if readers else "; nobody read it"
-            raise ContractBroken(publication.broken.message + who, publication.broken.where.over(where))
 
     # ------------------------------------------------------------ replicate
 
@@ -328,43 +320,45 @@ class Member:
 
     async def suspend(self, timeout_s: float) -> None:
         """Leave the source pool, drain, and deregister every buffer set, before its memory is freed."""
+        self._check_open()
         for slot in self.slots.values():
             self._refuse_busy(slot, "suspend")
         for name, slot in self.slots.items():
             if slot.state in (State.PUBLISHED, State.COMPLETE):
                 await self.unpublish(name, timeout_s, abandon=False)
         for slot in self.slots.values():
-            slot.holding.close()
             slot.state, slot.version = State.SUSPENDED, None
+        close_all(slot.holding.close for slot in self.slots.values())
 
     def resume(self, buffers: Sequence[Buffers]) -> None:
-        """The engine has its weights again, perhaps elsewhere: every set is registered afresh and holds nothing."""
-        missing = set(self.slots) - {fresh.name for fresh in buffers}
-        if missing:
-            raise NotRegistered(f"resume() needs tensors for buffers {', '.join(sorted(missing))}", self.where)
+        """The engine has its weights again, perhaps elsewhere: these sets are registered afresh and hold nothing."""
         for fresh in buffers:
-            self.slots[fresh.name] = Slot.of(fresh, self.engines, self.session.id)
+            self.register(fresh)
 
     async def close(self, timeout_s: float) -> None:
         """Give up the seat: readers go elsewhere. Idempotent; never raises for a server that is away."""
         if self.closed:
             return
         self.closed = True
+        try:
+            await self._leave(timeout_s)
+        finally:
+            self.session.unsubscribe(self.seat)
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            try:
+                close_all(slot.close for slot in self.slots.values())
+            finally:
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave(self, timeout_s: float) -> None:
         # Leaving says that we read nothing: the fence lets no read begin any more, those under way end first.
         reading = [slot.reading for slot in self.slots.values() if slot.reading is not None]
         if reading:
             await asyncio.wait(reading, timeout=timeout_s)
         with suppress(TensorHubError):  # the lease ends what cannot be said
             await self.session.call(Leave(self.seat), timeout_s)
-        self.session.unsubscribe(self.seat)
-        for slot in self.slots.values():
-            if slot.publication is not None:
-                slot.publication.stopped = True
-            slot.holding.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------ what the session tells us
 
@@ -408,12 +402,16 @@ class Member:
         for _ in range(RECONCILE_TRIES):
             try:
                 await self.resync(RECONCILE_S)
-            except UsageError:
-                return  # the seat is lost, or the session is over: then so is what it held
             except Unavailable:
                 await asyncio.sleep(RECONCILE_S)
+            except TensorHubError:
+                return  # the seat is lost, or the session is over: then so is what it held
             if not self.unsettled:
                 return
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the hub is closed; open a new one", self.where)
 
     @contextmanager
     def _exclusive(self, name: str, what: str) -> Iterator[Slot]:

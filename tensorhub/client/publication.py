@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from tensorhub import native
 from tensorhub.client.holding import Holding
-from tensorhub.errors import ContractBroken, EngineUnavailable, VersionConflict, Where
+from tensorhub.errors import Broken, ContractBroken, EngineUnavailable, VersionConflict, Where
 from tensorhub.pipeline.digest import root_digest
 from tensorhub.pipeline.follow import BEAT_S
 from tensorhub.ports import Offload
@@ -54,9 +54,9 @@ class Publication:
     stopped: bool = False
     #: Set once everything may be read.
     root: Digest | None = None
-    #: What the publisher hears at its next call: it wrote meanwhile, others published something else, or a device did
-    #: not come to the copies.
-    broken: ContractBroken | VersionConflict | EngineUnavailable | None = None
+    #: What the publisher hears at its next call: it wrote meanwhile, others published something else, a device did not
+    #: come to the copies, or the digests failed as they never should.
+    broken: ContractBroken | VersionConflict | EngineUnavailable | Broken | None = None
 
     async def run(self, *, digests: bool) -> Digest | None:
         """Make everything readable, in order; the root digest, or None when stopped early.
@@ -169,6 +169,17 @@ class Publication:
                 Where(tensor=changed[0]).over(self.where),
             )
             raise self.broken
+
+    def raise_if_broken(self, readers: tuple[str, ...], where: Where) -> None:
+        """After its end: what its publisher has to hear; `readers` are those that may have read what it spoiled."""
+        if self.broken is None:
+            with suppress(ContractBroken):
+                self.check()
+        if isinstance(self.broken, ContractBroken):
+            who = f"; it was read by {', '.join(readers)}" if readers else "; nobody read it"
+            raise ContractBroken(self.broken.message + who, self.broken.where.over(where))
+        if self.broken is not None:
+            raise self.broken.at(where)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tensorhub.client.arrival import Arrival
-from tensorhub.client.holding import Holding
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.results import PHASES, Replication
 from tensorhub.client.sources import Sources
@@ -55,6 +54,7 @@ from tensorhub.types import UNVERIFIED, Generation, Selector
 
 if TYPE_CHECKING:
     from tensorhub.client.buffers import Buffers, Selection
+    from tensorhub.client.holding import Holding
     from tensorhub.client.member import Member
     from tensorhub.client.on_device import Mark
     from tensorhub.client.slot import Slot
@@ -245,9 +245,8 @@ class Pull:
         if self.only is not None:
             return
         if target is not slot.holding.buffers:
-            slot.holding.close()
             # Only a Selection has no regions, and only `only` makes one.
-            slot.holding = Holding(target, self._member.engines, self._member.session.id)  # type: ignore[arg-type]
+            slot.show(target, self._member.engines, self._member.session.id)  # type: ignore[arg-type]
         slot.holding.begin(self.generation, digests=grant.content.verified)
 
     # ------------------------------------------------------------ transfer

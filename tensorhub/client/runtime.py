@@ -204,8 +204,9 @@ class Runtime:
         shared.users -= 1
         if shared.users == 0:
             del self._engines[key]
-            for engine in shared.value:
-                await engine.close()
+            ended = await asyncio.gather(*(engine.close() for engine in shared.value), return_exceptions=True)
+            if failures := [outcome for outcome in ended if outcome is not None]:
+                raise failures[0]
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

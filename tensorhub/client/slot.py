@@ -77,6 +77,11 @@ class Slot:
         holding = show(buffers, engines, incarnation)
         return cls(holding.buffers, holding)
 
+    def show(self, buffers: Buffers, engines: Sequence[Engine], incarnation: SessionId) -> None:
+        """The same tensors, mapped otherwise: at each instant, also after a failure, what is shown can be read."""
+        old, self.holding = self.holding, Holding(buffers, engines, incarnation)
+        old.close()
+
     def fill(self, target: Version, upstream: Generation, *, verified: bool) -> None:
         """Bytes of `target` may land from now on: the tensors hold no version."""
         self.previous = self.version if self.version is not None else self.previous
@@ -97,6 +102,12 @@ class Slot:
         """The tensors are the user's, and hold no version that we know of."""
         self.state, self.version, self.hidden, self.root = State.EMPTY, None, False, UNVERIFIED
         self.target, self.previous, self.upstream = None, None, NO_GENERATION
+
+    def close(self) -> None:
+        """Nobody reads it any more, and nobody digests it."""
+        if self.publication is not None:
+            self.publication.stopped = True
+        self.holding.close()
 
     def claim(self) -> Claim | None:
         """What to tell a server that does not know it, or may believe something else; None when nothing is shown."""

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 LIVES_MAX = 8
 #: Telling the server of a failure must not hold up the error for long.
 ABORT_S = 2.0
+#: Of why: an error may list every tensor of a large layout, and siblings hear it word for word.
+REASON_CHARS_MAX = 4000
 
 
 class Transaction:
@@ -86,7 +88,7 @@ class Transaction:
             self._group,
             self.sequence,
             selector,
-            int(timeout_s * NS),
+            int(min(timeout_s, self._left_s()) * NS),
             generation,
         )
         if offer is None:
@@ -166,11 +168,11 @@ class Transaction:
         self._advance()
         if isinstance(failure, Closed):
             return
-        reason = failure.message if isinstance(failure, TensorHubError) else type(failure).__name__
+        reason = failure.message[:REASON_CHARS_MAX] if isinstance(failure, TensorHubError) else type(failure).__name__
         stopped = self.stop("" if isinstance(failure, GroupAborted) else reason)
         with suppress(TensorHubError, TimeoutError):
             async with asyncio.timeout(ABORT_S):
-                await asyncio.shield(stopped)
+                await asyncio.wait([stopped])  # which does not hear of its cancellation, when the hub is closed now
                 await self._member.resync(ABORT_S)
 
     def stop(self, reason: str) -> asyncio.Task[None]:

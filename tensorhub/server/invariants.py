@@ -33,23 +33,32 @@ Finding = tuple[str, bool]
 def check(state: State) -> None:
     """Raise `Broken` with the first promise that does not hold and the story of the replica concerned."""
     for promise, holds in _sessions(state):
-        _require(promise, holds, Where())
+        if not holds:
+            raise _broken(promise)
     for model in state.models.values():
-        place = Where(model=str(model.key))
         for promise, holds in _model(state, model):
-            _require(promise, holds, place)
+            if not holds:
+                raise _broken(promise, model)
         for record in model.versions.values():
             for promise, holds in _record(state, record):
-                _require(promise, holds, Where(model=str(model.key), version=str(record.version)))
+                if not holds:
+                    raise _broken(promise, model, version=str(record.version))
         for replica in model.replicas.values():
             for promise, holds in _replica(state, replica):
-                _require(promise, holds, Where(model=str(model.key), replica=replica.id), replica)
+                if not holds:
+                    raise _broken(promise, model, replica=replica)
 
 
-def _require(promise: str, holds: bool, place: Where, replica: Replica | None = None) -> None:
-    if not holds:
-        story = "" if replica is None else str(replica.story)
-        raise Broken(f"broken promise: {promise}" + (f"\n{story}\n" if story else ""), place)
+def _broken(
+    promise: str, model: ModelTable | None = None, *, version: str | None = None, replica: Replica | None = None
+) -> Broken:
+    place = Where(
+        model=None if model is None else str(model.key),
+        version=version,
+        replica=None if replica is None else replica.id,
+    )
+    story = "" if replica is None else str(replica.story)
+    return Broken(f"broken promise: {promise}" + (f"\n{story}\n" if story else ""), place)
 
 
 def _sessions(state: State) -> Iterator[Finding]:

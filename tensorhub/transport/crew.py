@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from tensorhub.errors import Closed
 
@@ -34,11 +34,16 @@ class Crews:
         Raises what `work` raised. What has not begun at the deadline never does; what has must see it by itself.
         """
         crew = _Crew(work, threads, asyncio.get_running_loop())
+        jobs: list[Future[None]] = []
+        lacking: RuntimeError | None = None
         try:
-            jobs = [pool.submit(crew.work) for _ in range(threads)]
+            while len(jobs) < threads:
+                jobs.append(pool.submit(crew.work))
         except RuntimeError as error:
-            cancel()  # those that have begun
-            raise Closed("this process is ending, or has no thread left") from error
+            lacking = error
+            cancel()  # those that have begun, which are waited for as ever
+            crew.turn_away()
+            jobs.clear()
         self._running[crew.finished] = cancel
         cancelled: asyncio.CancelledError | None = None
         left_s: float | None = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
@@ -55,6 +60,8 @@ class Crews:
                         crew.leave()
                 left_s = None
         del self._running[crew.finished]
+        if lacking is not None:
+            raise Closed("this process is ending, or has no thread left") from lacking
         if crew.error is not None:
             raise crew.error
         if cancelled is not None:
@@ -76,16 +83,30 @@ class _Crew:
         self.error: BaseException | None = None
         self._work = work
         self._loop = loop
-        #: Guards the count of those still at work; a queue would wake the loop once for each.
+        #: Guards the counts of those still at work and still to come; a queue would wake the loop once for each.
         self._lock = threading.Lock()
-        self._left = threads
+        self._left = self._expected = threads
+        #: Of those that have not begun, none may begin any more.
+        self._is_full = False
 
     def work(self) -> None:
+        with self._lock:
+            if self._is_full:
+                return
+            self._expected -= 1
         try:
             self._work()
         except BaseException as error:  # noqa: BLE001 - raised again where the read is awaited
             self.error = error
         self.leave()
+
+    def turn_away(self) -> None:
+        """Go on with those that have begun: a pool without threads may keep a job, and do it whenever it has one."""
+        with self._lock:
+            self._is_full = True
+            absent = self._expected
+        for _ in range(absent):
+            self.leave()
 
     def leave(self) -> None:
         """One fewer; the last one tells the loop."""

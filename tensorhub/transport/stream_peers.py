@@ -26,7 +26,8 @@ BULK_STREAMS = 2
 SMALL_STREAMS = 1
 #: Sources whose streams and threads are kept between reads; a process reads from one or two at a time.
 PEERS_MAX = 16
-#: A stream unused for longer is opened anew: well before the server cuts it (`native.Limits.idle_s`).
+#: A stream unused for longer is opened anew: well before the server cuts it (`native.Limits.idle_s`). A source that
+#: nothing was read from for so long is closed, threads and all: what many rounds have met does not stay.
 IDLE_S = 60.0
 #: From the first packet to a connection; two lost ones take 3 s. Longer, and whoever is there drops our packets.
 CONNECT_S = 5.0
@@ -89,6 +90,8 @@ class Peer:
     met: bool = False
     #: Reads in flight.
     readers: int = 0
+    #: Loop time at which the last of them left.
+    left_s: float = 0.0
 
     async def resolve(self, timeout_s: float) -> None:
         """Fill `numbers`; `EngineUnavailable` for a host that nobody knows here."""
@@ -177,13 +180,19 @@ class Peer:
 
 
 class StreamPeers:
-    """Known sources, least recently used closed first. For one event loop; nothing here waits for a source."""
+    """Known sources; closed when unused for `IDLE_S`, and when there are too many, least recently used first.
+
+    For one event loop at a time; nothing here waits for a source.
+    """
 
     def __init__(self, limit: int = PEERS_MAX) -> None:
         self._limit = limit
         #: Most recently used last. Peers in use stay, beyond the limit if need be: reads in flight bound them.
         self._peers: OrderedDict[Endpoint, Peer] = OrderedDict()
         self._closed = False
+        #: The next look for unused ones, and the loop that it is in.
+        self._look: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def enter(self, endpoint: Endpoint) -> Peer:
         """The source, held until `leave`."""
@@ -195,16 +204,39 @@ class StreamPeers:
         return peer
 
     def leave(self, peer: Peer) -> None:
+        loop = asyncio.get_running_loop()
         peer.readers -= 1
+        peer.left_s = loop.time()
         self._close_idle(0 if self._closed else self._limit)
+        if self._look is None or self._loop is not loop:
+            self._look_later(loop)
 
     def close(self) -> None:
         """Close all, those in use when their last reader leaves; idempotent."""
         self._closed = True
         self._close_idle(0)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        """While there are any; one look waits at a time, for the source that will be the first to go."""
+        self._look, self._loop = None, loop
+        if self._peers:
+            first_s = min(peer.left_s if peer.readers == 0 else loop.time() for peer in self._peers.values())
+            self._look = loop.call_at(max(first_s, loop.time() - IDLE_S) + IDLE_S, self._close_unused, loop)
+
+    def _close_unused(self, loop: asyncio.AbstractEventLoop) -> None:
+        for peer in list(self._peers.values()):
+            if peer.readers == 0 and loop.time() - peer.left_s >= IDLE_S:
+                self._close(peer)
+        self._look_later(loop)
 
     def _close_idle(self, limit: int) -> None:
         idle = [peer for peer in self._peers.values() if peer.readers == 0]
         for peer in idle[: max(0, len(self._peers) - limit)]:
-            del self._peers[peer.endpoint]
-            peer.close()  # its threads are idle: they end at once
+            self._close(peer)
+
+    def _close(self, peer: Peer) -> None:
+        del self._peers[peer.endpoint]
+        peer.close()  # its threads are idle: they end at once

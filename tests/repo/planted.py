@@ -19,7 +19,7 @@ from tensorhub import errors
 from tensorhub.client.publication import Publication
 from tensorhub.client.session import Session
 from tensorhub.client.slot import Slot
-from tensorhub.messages import Committed, Unpublish
+from tensorhub.messages import Committed, Standing, TransactionAborted, Unpublish
 from tensorhub.pipeline.follow import Filling
 from tensorhub.server import (
     grace,
@@ -332,6 +332,15 @@ def no_doubt(patch: Patch) -> None:
     patch.setattr(returning, "doubt", lambda turn, holding: None)
 
 
+def fillings_are_forgotten(patch: Patch) -> None:
+    """A new life of the server ends what was under way when it began."""
+
+    def end(turn: Turn, member: Member, standing: Standing, told: object) -> None:
+        turn.notify(member.session.id, TransactionAborted(member.seat, standing.group, standing.sequence, "forgotten"))
+
+    patch.setattr(returning, "_go_on", end)
+
+
 def numbers_are_forgotten(patch: Patch) -> None:
     """A new life numbers its groups afresh."""
     patch.setattr(returning, "_number", lambda turn, member, told, *, is_first: None)
@@ -512,7 +521,20 @@ PLANTED: tuple[Planted, ...] = (
             Caught(EXPLORED, lives.test_a_decision_is_on_its_way, "BadRequest"),
         ),
     ),
-    Planted(no_doubt, (Caught(EXPLORED, lives.test_one_shard_and_its_source, "not drained"),)),
+    Planted(
+        no_doubt,
+        (
+            Caught(EXPLORED, lives.test_one_shard_and_its_source, "not drained"),
+            Caught(SIMULATED, a_seed(219), "Drained violated"),
+        ),
+    ),
+    Planted(
+        fillings_are_forgotten,
+        (
+            Caught(EXPLORED, lives.test_one_shard_and_its_source, "all came back in time, and yet"),
+            Caught(SIMULATED, a_seed(108), "Survives violated"),
+        ),
+    ),
     Planted(numbers_are_forgotten, (Caught(EXPLORED, lives.test_one_shard_and_its_source, "'behind'"),)),
     Planted(
         commits_are_forgotten,

@@ -2,6 +2,7 @@
 
 A line is `TIME  WHO  COMMAND  -> ANSWER`; answers of other calls that a step leads to follow on lines of their own.
 A command without an answer yet shows `(waits)`. `WHO` is `replica` or `replica#shard`; `# shards 2` sets their number.
+After `server dies` an empty one is there; a process `returns` with what the old one knew of it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tensorhub import messages as m
+from tensorhub.server.machine import Machine
 from tensorhub.server.settings import SECOND_NS
+from tensorhub.server.state import HoldingState
 from tensorhub.server.turn import Outgoing
-from tensorhub.types import parse_selector
-from tests.unit.server.kit import ACTOR, Cluster, Process, content, root
+from tensorhub.types import Digest, Epoch, Generation, parse_selector
+from tests.unit.server.kit import ACTOR, Cluster, Process, content, ident, root
+from tests.unit.server.kit import undertaking as undertaken
 
 MS = SECOND_NS // 1000
+LATER_LIFE = Epoch(ident("later life"))
 
 
 @dataclass
@@ -23,6 +28,8 @@ class Player:
     processes: dict[str, Process] = field(default_factory=dict)
     #: {(session, call): what} of calls that wait.
     waiting: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    #: The server that died.
+    earlier: Machine | None = None
 
     def play(self, text: str) -> str:
         """The transcript as the machine tells it."""
@@ -61,7 +68,8 @@ class Player:
         while cluster.now_ns < to_ns:
             cluster.now_ns = min(cluster.now_ns + SECOND_NS, to_ns)
             for process in self.processes.values():
-                cluster.log += cluster.machine.receive(cluster.now_ns, process.session, 0, m.Beat(process.session))
+                if process.session in cluster.machine.state.sessions:
+                    cluster.log += cluster.machine.receive(cluster.now_ns, process.session, 0, m.Beat(process.session))
             cluster.log += cluster.machine.tick(cluster.now_ns)
             cluster.machine.check()
 
@@ -76,6 +84,10 @@ class Player:
 
     def command(self, who: str, words: list[str]) -> tuple[int, bytes]:  # noqa: C901 - one line per command
         verb, *rest = words
+        if (who, verb) == ("server", "dies"):
+            self.earlier, self.cluster.machine = self.cluster.machine, Machine(LATER_LIFE)
+            self.waiting.clear()
+            return 0, b""
         if verb == "join":
             life = 1 + sum(name.split("'")[0] == who for name in self.processes)
             process = self.cluster.process(who, location=rest[0] if rest else "", life=life)
@@ -120,6 +132,11 @@ class Player:
                 request = m.Leave(process.seat)
             case "wait":
                 request = m.Wait(ACTOR, parse_selector(rest[0].removeprefix("v")), process.location, 3 * SECOND_NS)
+            case "returns" if self.earlier is not None:
+                process.hello(self.earlier.state.epoch)
+                claims, standing = brought(self.earlier, process)
+                assert isinstance(process.join(claims, standing=standing), m.Joined)
+                return 0, process.session
             case "killed":
                 del self.processes[who]
                 self.cluster.disconnect(process)
@@ -132,6 +149,43 @@ class Player:
             case _:
                 raise ValueError(f"no such command: {verb}")
         return process.ask(request), process.session
+
+
+def brought(machine: Machine, process: Process) -> tuple[tuple[m.Claim, ...], m.Standing]:
+    """What the process would bring to another server, by what this one knew of it."""
+    member = machine.state.sessions[process.session].members[process.seat]
+    replica, claims, undertaking = member.replica, [], None
+    versions = [holding.slot.record.version for holding in member.holdings.values()]
+    for holding in member.holdings.values():
+        slot, generation = holding.slot, holding.generation
+        if holding.state is HoldingState.FILLING:
+            source = holding.upstream.generation if holding.upstream is not None else Generation(b"")
+            process.generation = generation
+            undertaking = undertaken(
+                process,
+                version=slot.record.version,
+                content=slot.content,
+                upstream=source,
+                watermark=holding.watermark,
+                bytes_done=holding.bytes_done,
+            )
+        else:
+            is_published = holding.state is HoldingState.PUBLISHED
+            version, whole = slot.record.version, holding.root or Digest(b"")
+            claims.append(
+                m.Claim("a", version, generation, slot.content, whole, is_published, 8, (), b"", holding.hidden)
+            )
+    outcomes = [
+        (number, outcome.version) for number, outcome in replica.outcomes.items() if outcome.version is not None
+    ]
+    (_, last), committed = outcomes[-1] if outcomes else ((0, -1), None)
+    lineages = replica.model.lineages
+    marks = tuple(m.LineageMark(name, each.order, each.first) for name, each in lineages.items())
+    seen = max(versions, default=None)
+    standing = m.Standing(
+        replica.group, replica.sequence, last, committed, member.published, seen, marks if versions else (), undertaking
+    )
+    return tuple(claims), standing
 
 
 def describe(message: m.Reply | m.Notice) -> str:

@@ -17,6 +17,7 @@ from tensorhub import native
 from tensorhub.native import Limits
 from tensorhub.ports import Engine, Ranges
 from tensorhub.transport.endpoints import Endpoint
+from tensorhub.transport.stream_peers import Peer, StreamPeers
 from tests.conformance.peer import Memory, pattern
 
 MAGIC = b"TnsrHub\n"
@@ -234,3 +235,8 @@ def u64(*values: int) -> np.ndarray:
 async def read(engine: Engine, peer: bytes, target: np.ndarray, timeout_s: float = PATIENCE_S) -> None:
     """As many bytes as fit, from any address: scripted sources do not look at it."""
     await engine.read(peer, Ranges(u64(PAGE), u64(target.ctypes.data), u64(target.nbytes)), timeout_s)
+
+
+async def leave(peers: StreamPeers, peer: Peer) -> None:
+    """As a read does that has ended: in a loop."""
+    peers.leave(peer)

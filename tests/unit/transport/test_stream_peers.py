@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 
@@ -17,7 +18,8 @@ from tensorhub.transport.endpoints import Endpoint
 from tensorhub.transport.stream_peers import Peer, StreamPeers, Trouble
 from tensorhub.transport.tcp import TcpEngine
 from tests.support import streams
-from tests.support.streams import PAGE, SOON_S, read, scripted, serve_zeros
+from tests.support.streams import PAGE, PATIENCE_S, SOON_S, leave, read, scripted, serve_zeros
+from tests.support.virtual_time import run_virtual
 
 
 @pytest.fixture
@@ -144,8 +146,47 @@ def test_peers_are_bounded_and_those_in_use_stay():
     endpoints = [Endpoint("h", port, bytes(16), "boot", 1) for port in range(1, 6)]
     held = peers.enter(endpoints[0])
     for endpoint in endpoints[1:]:
-        peers.leave(peers.enter(endpoint))
+        asyncio.run(leave(peers, peers.enter(endpoint)))
     assert list(peers._peers) == [endpoints[0], endpoints[4]]
-    peers.leave(held)
+    asyncio.run(leave(peers, held))
     peers.close()
     assert not peers._peers
+
+
+def test_what_many_rounds_have_met_does_not_stay():
+    """200_versions_flat: sources that nothing is read from any more keep neither thread nor descriptor, also when no
+    other is read from; one in use stays, and goes in its turn."""
+
+    async def run() -> None:
+        peers, before = StreamPeers(), (len(os.listdir("/proc/self/fd")), threading.active_count())
+        held = peers.enter(Endpoint("h", 99, bytes(16), "boot", 1))
+        pairs = []
+        for port in range(1, 9):
+            peer = peers.enter(Endpoint("h", port, bytes(16), "boot", 1))
+            peer.bulk.pool.submit(lambda: None).result(PATIENCE_S)
+            peer.bulk.give(pair := Pair())
+            pairs.append(pair)
+            peers.leave(peer)
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(stream_peers.IDLE_S - 5.5)
+        assert len(peers._peers) == 1 + 5, "each goes in its own time"
+        await asyncio.sleep(6.0)
+        assert list(peers._peers) == [held.endpoint]
+        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+        peers.leave(held)
+        await asyncio.sleep(2 * stream_peers.IDLE_S + 1.0)
+        assert not peers._peers
+        assert peers._look is None, "nothing looks for ever"
+
+    run_virtual(run())
+
+
+class Pair:
+    """Holds two descriptors, as an open stream holds one."""
+
+    def __init__(self) -> None:
+        self._ends = socket.socketpair()
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()

@@ -17,7 +17,19 @@ from tensorhub.transport import stream_peers, tcp
 from tensorhub.transport.endpoints import Endpoint
 from tensorhub.transport.tcp import SMALL_BYTES_MAX, TcpEngine
 from tests.support import streams
-from tests.support.streams import PAGE, PATIENCE_S, SOON_S, Asked, greeting, read, reply, scripted, serve_zeros, u64
+from tests.support.streams import (
+    PAGE,
+    PATIENCE_S,
+    SOON_S,
+    Asked,
+    greeting,
+    leave,
+    read,
+    reply,
+    scripted,
+    serve_zeros,
+    u64,
+)
 
 LARGE = SMALL_BYTES_MAX + 1
 
@@ -98,7 +110,7 @@ def test_streams_are_reused_and_replaced_when_the_source_has_ended_them(engine):
         (stream, _) = peer.small._idle[0]
         while stream.is_idle():
             ended.wait(0)  # the source's thread is about to end it
-        engine._peers.leave(peer)
+        asyncio.run(leave(engine._peers, peer))
         asyncio.run(read(engine, source.locator(), target))
         assert source.connections == 2
 
@@ -147,7 +159,7 @@ def test_bytes_behind_a_reply_are_no_part_of_the_next(engine):
             asyncio.run(read(engine, source.locator(), np.zeros(PAGE, dtype=np.uint8)))
         peer = engine._peers.enter(Endpoint.unpack(source.locator()))
         assert peer.small.take() is None or source.connections == 2
-        engine._peers.leave(peer)
+        asyncio.run(leave(engine._peers, peer))
 
 
 def test_a_refused_range_is_named_with_its_place(engine):
