@@ -93,7 +93,7 @@ def test_settling_what_is_not_in_flight_is_our_fault() -> None:
     for settle in (counter.verified, counter.failed):
         with pytest.raises(Broken, match="not in flight"):
             settle((0, 1))
-    for wanted in ([(1, 1)], [(2, 3), (0, 1)], [(0, 2), (1, 3)], [(4, 6)]):
+    for wanted in ([(1, 1)], [(2, 3), (0, 1)], [(0, 2), (1, 3)], [(4, 6)], [(-1, 1)]):
         with pytest.raises(Broken, match="ascending spans"):
             Counter(ENDS, wanted)
 

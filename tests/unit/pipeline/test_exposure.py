@@ -50,6 +50,7 @@ def test_what_a_header_says_comes_back() -> None:
         again = Header.unpack(header.pack())
         assert again == header
         assert again.beats == header.beats
+    assert replace(HEADER, beats=7) == HEADER, "a beat says nothing about what is held"
     assert Header.unpack(replace(HEADER, watermark=1001).pack()) is None
 
 
