@@ -362,3 +362,12 @@ def test_what_exists_is_told_to_who_waits_in_vain() -> None:
     answer = asking.do(m.Wait(ACTOR, Exactly(2), asking.location, SECONDS))
     assert isinstance(answer, m.Refused)
     assert answer.message.endswith("readable: 4, 3")
+
+
+def test_a_lineage_retires_the_version_of_its_first_number() -> None:
+    """A training that goes on from a checkpoint makes the same number again: the new one counts."""
+    cluster = holders(3, 7)
+    assert isinstance(cluster.process("resumed").publish(7, lineage="retry"), m.Announced)
+    assert (found(cluster, Latest()), found(cluster, Exactly(7))) == ("7@retry", "7@retry")
+    retired = [str(each.version) for each in cluster.machine.state.models[ACTOR].versions.values() if each.retired]
+    assert retired == ["7"]
