@@ -77,7 +77,10 @@ class Follow:
             raise BadRequest(f"told has {TOLD_WORDS} words, not {len(self.told)}")
         if self.own_block % BLOCK_WORD_BYTES:
             raise BadRequest(f"a progress block at {self.own_block:#x} is not aligned to {BLOCK_WORD_BYTES} bytes")
-        if self.is_verified and ((np.diff(firsts) < 2) | (nbytes[firsts[1:].astype(np.int64) - 1] != DIGEST_BYTES)).any():
+        if (
+            self.is_verified
+            and ((np.diff(firsts) < 2) | (nbytes[firsts[1:].astype(np.int64) - 1] != DIGEST_BYTES)).any()
+        ):
             raise BadRequest(f"a verified chunk is its bytes, and then its digest, {DIGEST_BYTES} bytes")
         return _Follow(
             numbers,

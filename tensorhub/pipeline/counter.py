@@ -125,7 +125,7 @@ def _checked(wanted: Sequence[Span] | None, chunks: int) -> list[Span]:
     if (
         any(first >= stop for first, stop in spans)
         or edges != sorted(edges)
-        or (edges and not 0 <= edges[-1] <= chunks)
+        or (edges and not (edges[0] >= 0 and edges[-1] <= chunks))
     ):
         raise Broken(f"chunks wanted {spans} are not ascending spans within {chunks} chunks")
     return spans

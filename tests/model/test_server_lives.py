@@ -52,6 +52,8 @@ class Shard:
     script: tuple[str, ...]
     at: int = 0
     is_away: bool = False
+    #: What the server says to it now is lost with the server.
+    is_deaf: bool = False
     #: It came back only after time had passed.
     is_late: bool = False
     failed: str = ""
@@ -161,7 +163,7 @@ def apply(world: World, move: tuple[str, int]) -> World:
             world.life = 1
             world.machine = Machine(LIVES[1], groups=100)
             for each in world.shards:
-                each.is_away = True
+                each.is_away, each.is_deaf = True, False
         case "wait":
             world.clock += 1
             for each in world.shards:
@@ -262,6 +264,8 @@ def send(world: World, shard: Shard, step: str, request: m.Request) -> None:
 def hear(world: World, out: list[Outgoing]) -> None:
     for message in out:
         shard = next(each for each in world.shards if each.session == message.to)
+        if shard.is_deaf:
+            continue
         step, _ = shard.open.get(message.id, ("", None))
         match message.message:
             case m.Joined(group, sequence):
@@ -314,9 +318,10 @@ def took(world: World, shard: Shard, version: int, filling: Generation, source: 
     """One decision per transaction, through all lives, and `latest` never goes backwards while its holders live."""
     number = (shard.seat.replica, shard.group, shard.sequence)
     siblings = [each for each in world.shards if each.seat.replica == shard.seat.replica and each is not shard]
+    siblings = [each for each in siblings if not (each.is_away and world.clock)]  # too late to be waited for
     if any(each.under is not None and each.under[:2] == number[1:] for each in siblings):
         assert world.decided[number] == version, f"a second decision for {number}: {world.trace}"
-    newest = max((each.seen for each in world.shards), default=0)
+    newest = max(max(each.seen, each.shown[1] if each.shown and not each.shown[3] else 0) for each in world.shards)
     holders = [
         each for each in world.shards if each.shown is not None and each.shown[1] == newest and not each.shown[3]
     ]
@@ -411,3 +416,53 @@ def test_a_newer_version_comes_meanwhile() -> None:
     scripts = {"trainer#0": ("unpublish", "publish 2", "seal 2"), "old#0": (), "roll#0": PULL}
     met = explore(begin(scripts, ("trainer#0 publish 1", "trainer#0 seal 1", "old#0 ask", "old#0 done")))
     assert {"roll#0 fine", "old#0 fine"} <= met
+
+
+def returned(world: World, *names: str) -> World:
+    """The server has died, and these are back."""
+    world = apply(world, ("die", 0))
+    for name in names:
+        world = apply(world, ("return", next(i for i, each in enumerate(world.shards) if str(each.seat) == name)))
+    return world
+
+
+@pytest.mark.slow
+def test_a_newer_version_is_on_its_way() -> None:
+    """Nobody has been given the newest version but its publisher, who may be the last to come back: `latest` is not
+    what others hold meanwhile."""
+    prelude = ("publish 1", "seal 1", "old#0 ask", "old#0 done", "unpublish", "publish 2", "seal 2")
+    lines = tuple(line if "#" in line else f"trainer#0 {line}" for line in prelude)
+    met = explore(begin({"trainer#0": (), "old#0": (), "roll#0": PULL}, lines))
+    assert {"roll#0 fine", "second life"} <= met
+
+
+@pytest.mark.slow
+def test_a_decision_is_on_its_way() -> None:
+    """One shard of a group was given version 1 before version 2 came, the other asks in the new life, before its
+    sibling is back or after: it is given version 1."""
+    both = [f"{{}}#{shard} {{}}" for shard in range(2)]
+    steps = [("trainer", "publish 1"), ("trainer", "seal 1"), ("old", "ask"), ("old", "done")]
+    news = [("trainer", "unpublish"), ("trainer", "publish 2"), ("trainer", "seal 2")]
+    prelude = [line.format(*step) for step in steps for line in both]
+    prelude += ["roll#0 ask", *(line.format(*step) for step in news for line in both)]
+    scripts = {"trainer#0": (), "trainer#1": (), "old#0": (), "old#1": (), "roll#0": ("done",), "roll#1": PULL}
+    world = returned(begin(scripts, tuple(prelude)), "trainer#0", "trainer#1", "old#0", "old#1")
+    assert all(not shard.open for shard in world.shards)
+    assert [version for (replica, _, _), version in world.decided.items() if replica == "roll"] == [1]
+    met = explore(world)
+    assert {"roll#0 fine", "roll#1 fine"} <= met
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaf", [0, 1], ids=["the first to be done", "the last to be done"])
+def test_a_commit_is_half_heard(deaf: int) -> None:
+    """The server dies while it tells a group of its commit: one shard has heard of it, and it is a commit for both,
+    whoever is back first."""
+    prelude = [f"trainer#{shard} {step}" for step in ("publish 1", "seal 1") for shard in range(2)]
+    scripts = {"trainer#0": (), "trainer#1": (), "roll#0": (), "roll#1": ("done",)}
+    world = begin(scripts, (*prelude, "roll#0 ask", "roll#1 ask", "roll#0 done"))
+    world.shards[2 + deaf].is_deaf = True
+    world = apply(world, ("step", 3))
+    assert [bool(shard.open) for shard in world.shards[2:]] == [deaf == 0, deaf == 1]
+    met = explore(returned(world, "trainer#0"))
+    assert {"roll#0 fine", "roll#1 fine"} <= met

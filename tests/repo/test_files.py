@@ -14,7 +14,15 @@ from tests.repo.sources import ROOT, Source, python_files, test_functions
 MODULE_LINES_MAX = 450
 SOURCES = list(python_files("tensorhub", "tests", "bench"))
 PACKAGE = [source for source in SOURCES if source.path.startswith("tensorhub/")]
-SCRIPTS = ["scripts/setup", "scripts/check", "scripts/test", "scripts/test-gpu", "scripts/proto", ".ci/run"]
+SCRIPTS = [
+    "scripts/setup",
+    "scripts/check",
+    "scripts/test",
+    "scripts/test-gpu",
+    "scripts/proto",
+    "scripts/mutate",
+    ".ci/run",
+]
 
 
 def by_path(source: Source) -> str:

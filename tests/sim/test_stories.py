@@ -8,12 +8,21 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tensorhub.errors import Closed, GroupAborted, OutcomeUnknown, TensorHubError, VersionUnavailable, WaitTimeout
+from tensorhub.errors import (
+    Closed,
+    GroupAborted,
+    LeaseLost,
+    OutcomeUnknown,
+    TensorHubError,
+    VersionUnavailable,
+    WaitTimeout,
+)
 from tensorhub.messages import Abort, Done, Reply, Request
 from tensorhub.types import Latest, Location, ModelKey, ReplicaId, Seat
 from tests.sim.content import draw_layout
 from tests.sim.memory import Meddling, Rule
 from tests.sim.process import Place, Process
+from tests.sim.server import LEASE_S
 from tests.sim.strands import run_stranded
 from tests.sim.world import World
 
@@ -250,6 +259,27 @@ def test_a_reader_leaves_after_its_last_read() -> None:
         assert await in_each(rollout, lambda process: process.member.close(30.0)) == [None]
         assert isinstance((await pull)[0], Closed)
         assert await drain == [None]
+
+    told(1, story)
+
+
+def test_a_reader_that_was_forgotten_stops() -> None:
+    """A reader is out of its server's reach for longer than its lease, while its reads go on: as soon as it hears that
+    it was forgotten, it reads no more, and says why. (source_stopped)"""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        await publish(trainer, 1)
+        world.plane.bytes_per_s = 0.02e6
+        pull = asyncio.ensure_future(in_each(rollout, lambda process: process.replicate(Latest(), 60.0, None)))
+        await asyncio.sleep(0.5)
+        world.network.part(rollout[0])
+        await asyncio.sleep(LEASE_S + 1.0)
+        assert world.plane.reading
+        assert rollout[0].session.id not in world.machine.state.sessions
+        world.network.join(rollout[0])
+        await asyncio.sleep(2.0)
+        assert not world.plane.reading
+        assert [type(outcome) for outcome in await pull] == [LeaseLost]
 
     told(1, story)
 

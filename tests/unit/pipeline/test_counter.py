@@ -25,6 +25,22 @@ def test_batches_fill_up_to_their_target() -> None:
     assert counter.in_flight == 4
 
 
+def test_a_batch_never_exceeds_its_target_by_a_byte() -> None:
+    """The first batch, like any other, is of chunks that fit, to the byte."""
+    assert Counter(ENDS).take(5, 149) == (0, 1)
+    assert Counter(ENDS).take(5, 150) == (0, 2)
+
+
+def test_what_one_batch_could_get_is_known_before() -> None:
+    """Bytes of the lowest chunks in a row that nobody reads and the source has."""
+    counter = Counter(ENDS, [(0, 2), (3, 5)])
+    assert [counter.ready_bytes(watermark) for watermark in range(6)] == [0, 100, 150, 150, 150, 150]
+    assert counter.take(5, 150) == (0, 2)
+    assert [counter.ready_bytes(watermark) for watermark in (2, 3, 4, 5)] == [0, 0, 100, 700]
+    assert counter.take(5, 1000) == (3, 5)
+    assert counter.ready_bytes(5) == 0
+
+
 def test_the_watermark_is_the_verified_prefix() -> None:
     """Batches complete in any order; only an unbroken prefix counts, and bytes count as they come."""
     counter = Counter(ENDS)
@@ -77,7 +93,7 @@ def test_settling_what_is_not_in_flight_is_our_fault() -> None:
     for settle in (counter.verified, counter.failed):
         with pytest.raises(Broken, match="not in flight"):
             settle((0, 1))
-    for wanted in ([(1, 1)], [(2, 3), (0, 1)], [(0, 2), (1, 3)], [(4, 6)]):
+    for wanted in ([(1, 1)], [(2, 3), (0, 1)], [(0, 2), (1, 3)], [(4, 6)], [(-1, 1)]):
         with pytest.raises(Broken, match="ascending spans"):
             Counter(ENDS, wanted)
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+import xxhash
+
+from tensorhub.errors import SourceFailed
 from tensorhub.pipeline.exposure import HEADER_BYTES, Exposure, Header, block_bytes
 from tensorhub.types import Digest, Generation, SessionId
 
@@ -32,6 +38,40 @@ def test_a_torn_header_does_not_pass() -> None:
     for cut in range(8, 96, 8):
         torn = new[:cut] + old[cut:]
         assert torn in (old, new) or Header.unpack(torn) is None
+
+
+def test_what_a_header_says_comes_back() -> None:
+    """With digests or without, complete, and whatever the beat; a watermark beyond its chunks is no header."""
+    for header in (
+        replace(HEADER, digests=False, beats=7),
+        replace(HEADER, watermark=1000),
+        replace(HEADER, chunks=0, watermark=0),
+    ):
+        again = Header.unpack(header.pack())
+        assert again == header
+        assert again.beats == header.beats
+    assert replace(HEADER, beats=7) == HEADER, "a beat says nothing about what is held"
+    assert Header.unpack(replace(HEADER, watermark=1001).pack()) is None
+
+
+def test_other_formats_are_told_from_torn_headers() -> None:
+    """A header of another length, magic or format is refused by name: no look will ever show another one."""
+    packed = HEADER.pack()
+    for length in (HEADER_BYTES - 1, HEADER_BYTES + 1):
+        with pytest.raises(SourceFailed, match=f"header of {length} bytes"):
+            Header.unpack(packed.ljust(length, b"\0")[:length])
+    for strange in (b"THBLOCK2" + packed[8:88], packed[:8] + b"\2" + packed[9:88]):
+        checked = strange + xxhash.xxh3_64_intdigest(strange).to_bytes(8, "little")
+        with pytest.raises(SourceFailed, match="this reader knows 1"):
+            Header.unpack(checked.ljust(HEADER_BYTES, b"\0"))
+
+
+def test_a_malformed_exposure_is_refused() -> None:
+    """Neither shorter nor longer, nor of another format."""
+    packed = EXPOSURE.pack()
+    for strange in (packed[:-1], packed + b"\0", b"THEXPO2\0" + packed[8:]):
+        with pytest.raises(SourceFailed, match=f"malformed .{len(strange)} bytes"):
+            Exposure.unpack(strange)
 
 
 def test_the_exposure_is_frozen() -> None:

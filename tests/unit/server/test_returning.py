@@ -475,3 +475,23 @@ def test_a_shard_that_died_with_the_server_ends_its_group_within_a_lease() -> No
     assert "shard 1: it has not come back" in first.answer(call).message
     assert not other.notices(m.TransactionAborted)
     assert isinstance(first.answer(first.replicate()), m.Refused)  # its number is used up
+
+
+def test_a_lineage_began_where_its_lowest_version_says() -> None:
+    """A holder is back with a lower version of the newer lineage than the new life knew of: the older lineage ended
+    there, for what is here and for what comes later."""
+    cluster = Cluster()
+    for name, version, marks in (
+        ("old", Version("main", 4), (MAIN,)),
+        ("new", Version("retry", 6), (m.LineageMark("retry", 1, 6),)),
+        ("newer", Version("retry", 3), ()),
+        ("older", Version("main", 5), (MAIN,)),
+    ):
+        number = version.number
+        shown = claim(cluster.stranger(name), version=version, content=content(number), root=root(number))
+        back(cluster, name, shown, seen=None, lineages=marks)
+        model = cluster.machine.state.models[cluster.processes[name].seat.model]
+        if name == "new":
+            assert model.readable == [4, 6]
+    assert model.readable == [3, 6]
+    assert [str(record.version) for record in model.versions.values() if record.retired] == ["4", "5"]

@@ -6,8 +6,8 @@ import pytest
 
 from tensorhub import messages as m
 from tensorhub.server.settings import DEFAULTS, SECOND_NS
-from tensorhub.types import Exactly, Version
-from tests.unit.server.kit import ACTOR, NO_EPOCH, Cluster, content
+from tensorhub.types import Exactly, Latest, Version
+from tests.unit.server.kit import ACTOR, NO_EPOCH, Cluster, claim, content
 
 
 def refused(answer: object) -> str:
@@ -178,6 +178,37 @@ def test_a_publish_asked_again_is_answered_again() -> None:
     assert isinstance(trainer.publish(1), m.Announced)
     again = m.Publish(trainer.seat, "a", Version("main", 1), trainer.published, content(1), trainer.locators(), b"here")
     assert isinstance(trainer.do(again), m.Announced)
+
+
+def test_an_unpublish_asked_again_takes_nothing_else() -> None:
+    """The answer was lost, and the next version is published by then: what arrives late is about the generation that it
+    names, and about no other."""
+    cluster = Cluster()
+    trainer = cluster.process("trainer")
+    trainer.publish(1)
+    late = m.Unpublish(trainer.seat, "a", trainer.published, 5_000_000_000)
+    assert isinstance(trainer.do(late), m.Unpublished)
+    trainer.publish(2)
+    assert refused(trainer.do(late)) == "NotPublished"
+    assert cluster.state_of(2) == "readable"
+
+
+def test_a_generation_names_one_filling() -> None:
+    """What a reader is granted is known by its generation: nobody else may use one that is there, neither to publish,
+    nor to read, nor to come back with."""
+    cluster = Cluster()
+    trainer, other = cluster.process("trainer"), cluster.process("other")
+    trainer.publish(1)
+    taken = trainer.published
+    publish = m.Publish(other.seat, "a", Version("main", 2), taken, content(2), (), b"")
+    read = m.Replicate(other.seat, "a", other.group, 0, Latest(), 5_000_000_000, taken)
+    for request in (publish, read):
+        assert refused(other.do(request)) == "BadRequest"
+    back = cluster.stranger("back")
+    back.hello()
+    back.join((claim(back, generation=taken),))
+    assert len(back.notices(m.Conflicted)) == 1
+    assert [holding.member.seat for holding in cluster.machine.state.generations.values()] == [trainer.seat]
 
 
 def test_next_deadline() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorhub import messages as m
+from tensorhub.server.settings import LINEAGES_MAX
 from tensorhub.types import UNVERIFIED, AtLeast, Exactly, Latest, ModelKey, Newest, Selector, Version
 from tests.unit.server.kit import ACTOR, Cluster, Process, content, root
 
@@ -288,3 +289,85 @@ def test_second_publisher_inherits_an_unsealed_version() -> None:
     assert cluster.state_of(1) == "hidden"
     assert other.seal(1) == m.Ok()
     assert cluster.state_of(1) == "readable"
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_roots_named_before_the_seal_are_settled_by_it(is_same: bool) -> None:
+    """A second publisher and a reader are done before the first publisher's digests: its seal offers and commits them,
+    or withdraws and fails them."""
+    cluster = Cluster()
+    first = cluster.process("first")
+    first.publish(1)
+    other, reader = second(cluster, 1), cluster.process("reader")
+    reader.replicate()
+    named = root(1) if is_same else root(2)
+    assert other.do(m.Seal(other.seat, other.published, named)) == m.Ok()
+    call = reader.done(1, named)
+    assert reader.answer(call) is None
+    assert first.seal(1) == m.Ok()
+    holders_now = {holding.member.seat.replica for holding in cluster.machine.state.generations.values()}
+    if is_same:
+        assert isinstance(reader.answer(call), m.Committed)
+        assert holders_now == {"first", "second", "reader"}
+        assert len(first.cluster.machine.state.models[ACTOR].versions[Version("main", 1)].slots[0].complete) == 3
+    else:
+        assert refused(reader.answer(call)) == "SourceFailed"
+        assert len(other.notices(m.Conflicted)) == 1
+        assert holders_now == {"first"}
+
+
+def test_lineages_are_numbered_and_limited() -> None:
+    """Each new lineage is the last; there are at most LINEAGES_MAX of them, and names that are none are refused."""
+    cluster = Cluster(checks=False)
+    trainer = cluster.process("trainer")
+    for number in range(LINEAGES_MAX):
+        assert isinstance(trainer.publish(number + 1, lineage=f"try-{number}"), m.Announced)
+        trainer.unpublish()
+    model = cluster.machine.state.models[ACTOR]
+    assert [lineage.order for lineage in model.lineages.values()] == list(range(LINEAGES_MAX))
+    assert refused(trainer.publish(LINEAGES_MAX + 1, lineage="one more")) == "BadRequest"
+    assert len(model.lineages) == LINEAGES_MAX
+    nameless = cluster.process("nameless", model=ModelKey("default", "other")).publish(1, lineage="")
+    assert isinstance(nameless, m.Refused)
+    assert nameless.error == "BadRequest"
+
+
+def test_the_highest_may_come_again() -> None:
+    """Nobody holds the newest version any more: who waits for it waits, and another seat may publish it."""
+    cluster = holders(5, 7)
+    cluster.processes["t7"].unpublish()
+    assert found(cluster, Exactly(7)) == "waits"
+    assert isinstance(cluster.process("other").publish(7), m.Announced)
+    assert found(cluster, Exactly(7)) == "7"
+
+
+def test_what_exists_is_told_to_who_waits_in_vain() -> None:
+    """Which versions can be read, newest first, and why the others cannot."""
+    cluster = Cluster(shards=2)
+    for number in (3, 4, 7):
+        for process in cluster.group(f"t{number}"):
+            process.publish(number)
+            process.seal(number)
+    watcher = cluster.process("watcher")
+    call = watcher.ask(m.Watch(ACTOR))
+    cluster.process("half#0").publish(6, lineage="retry")
+    asking = cluster.process("asking")
+    answer = asking.do(m.Wait(ACTOR, Exactly(2), asking.location, SECONDS))
+    assert isinstance(answer, m.Refused)
+    assert answer.message.endswith("readable: 4, 3; not readable: 7 (retired), 6@retry (1 of 2 shards)")
+    told = [out.message for out in cluster.log if out.id == call and isinstance(out.message, m.Event)]
+    assert [str(event.version) for event in told if event.kind == "retired"] == ["7"]
+    whole = holders(3, 4)
+    asking = whole.process("asking")
+    answer = asking.do(m.Wait(ACTOR, Exactly(2), asking.location, SECONDS))
+    assert isinstance(answer, m.Refused)
+    assert answer.message.endswith("readable: 4, 3")
+
+
+def test_a_lineage_retires_the_version_of_its_first_number() -> None:
+    """A training that goes on from a checkpoint makes the same number again: the new one counts."""
+    cluster = holders(3, 7)
+    assert isinstance(cluster.process("resumed").publish(7, lineage="retry"), m.Announced)
+    assert (found(cluster, Latest()), found(cluster, Exactly(7))) == ("7@retry", "7@retry")
+    retired = [str(each.version) for each in cluster.machine.state.models[ACTOR].versions.values() if each.retired]
+    assert retired == ["7"]

@@ -1,0 +1,33 @@
+"""Which fast tests judge the mutants of which module: the nearest first, as the first failure ends the run."""
+
+from __future__ import annotations
+
+SERVER = "tests/unit/server"
+PIPELINE = "tests/unit/pipeline"
+
+#: {module: files or folders}; tests marked slow are left out.
+TESTS: dict[str, tuple[str, ...]] = {
+    "tensorhub.server.grace": (f"{SERVER}/test_returning.py", f"{SERVER}/test_versions.py"),
+    "tensorhub.server.deadlines": (f"{SERVER}/test_deadlines.py",),
+    "tensorhub.client.past": ("tests/unit/client/test_past.py",),
+    "tensorhub.server.versions": (
+        f"{SERVER}/test_versions.py",
+        f"{SERVER}/test_returning.py",
+        f"{SERVER}/test_lifecycles.py",
+    ),
+    "tensorhub.server.roots": (f"{SERVER}/test_versions.py", f"{SERVER}/test_returning.py", f"{SERVER}/test_groups.py"),
+    "tensorhub.pipeline.counter": (f"{PIPELINE}/test_counter.py",),
+    "tensorhub.pipeline.exposure": (f"{PIPELINE}/test_exposure.py",),
+    "tensorhub.server.offers": (
+        f"{SERVER}/test_offers.py",
+        f"{SERVER}/test_graph.py",
+        f"{SERVER}/test_placement.py",
+        f"{SERVER}/test_lifecycles.py",
+    ),
+    "tensorhub.server.placement": (
+        f"{SERVER}/test_placement.py",
+        f"{SERVER}/test_graph.py",
+        f"{SERVER}/test_offers.py",
+    ),
+    "tensorhub.server.returning": (f"{SERVER}/test_returning.py", f"{SERVER}/test_hostile.py"),
+}
