@@ -192,10 +192,7 @@ class Pull:
         self._lap("install")
         await self.transaction.commit(grant.version, self.generation, root, self.bytes_done)
         self._lap("wait")
-        if whole:
-            slot.complete(grant.version, root)
-        else:
-            slot.clear()  # a mixture of two versions is neither of them
+        slot.complete(grant.version, root)
         return replication_of(self, grant.version)
 
     # ------------------------------------------------------------ plan
@@ -241,8 +238,9 @@ class Pull:
         slot = self.slot
         self._written = True
         slot.holding.end()
-        slot.fill(grant.version, grant.source.generation, verified=grant.content.verified)
-        if self.only is not None:
+        is_whole = self.only is None
+        slot.fill(grant.version, grant.source.generation, verified=grant.content.verified, is_whole=is_whole)
+        if not is_whole:
             return
         if target is not slot.holding.buffers:
             # Only a Selection has no regions, and only `only` makes one.

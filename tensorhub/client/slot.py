@@ -70,6 +70,8 @@ class Slot:
     reading: asyncio.Future[None] | None = None
     #: A `Done` whose answer was lost: to be asked again before anything else.
     pending: Done | None = None
+    #: Whether what was filled last is all of it; a subset makes a mixture of two versions, which is neither.
+    is_whole: bool = True
 
     @classmethod
     def of(cls, buffers: Buffers, engines: Sequence[Engine], incarnation: SessionId) -> Slot:
@@ -82,14 +84,18 @@ class Slot:
         old, self.holding = self.holding, Holding(buffers, engines, incarnation)
         old.close()
 
-    def fill(self, target: Version, upstream: Generation, *, verified: bool) -> None:
+    def fill(self, target: Version, upstream: Generation, *, verified: bool, is_whole: bool) -> None:
         """Bytes of `target` may land from now on: the tensors hold no version."""
+        self.is_whole = is_whole
         self.previous = self.version if self.version is not None else self.previous
         self.state, self.version, self.target, self.upstream = State.FILLING, None, target, upstream
         self.verified, self.hidden, self.root, self.pending = verified, False, UNVERIFIED, None
 
     def complete(self, version: Version, root: Digest) -> None:
-        """The group has committed: this is what the tensors hold, and what is served."""
+        """The group has committed: this is what the tensors hold, and what is served, if it was all of them."""
+        if not self.is_whole:
+            self.clear()
+            return
         self.counters = self.holding.buffers.counters()
         self.state, self.version, self.root, self.hidden = State.COMPLETE, version, root, False
         self.target, self.previous, self.upstream = None, None, NO_GENERATION
@@ -100,6 +106,7 @@ class Slot:
 
     def clear(self) -> None:
         """The tensors are the user's, and hold no version that we know of."""
+        self.is_whole = True
         self.state, self.version, self.hidden, self.root = State.EMPTY, None, False, UNVERIFIED
         self.target, self.previous, self.upstream = None, None, NO_GENERATION
 

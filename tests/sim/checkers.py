@@ -164,6 +164,8 @@ class Checkers:
         for reading in self._world.plane.reading.values():
             reader = reading.reader
             live = reader.lease_is_live and reader.session.lapses == reading.lapses
+            # Two servers that both believe to be the one cannot know of each other's readers: those read untorn.
+            live = live and reader.session.epoch == process.session.epoch
             call = self.call_of(reader)
             if reading.source is process and live and call is not None and process not in call.abandoned_by:
                 call.suspects.append(process.name)

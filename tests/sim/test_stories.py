@@ -18,7 +18,7 @@ from tensorhub.errors import (
     WaitTimeout,
 )
 from tensorhub.messages import Abort, Done, Reply, Request
-from tensorhub.types import Latest, Location, ModelKey, ReplicaId, Seat
+from tensorhub.types import Exactly, Latest, Location, ModelKey, ReplicaId, Seat
 from tests.sim.content import draw_layout
 from tests.sim.memory import Meddling, Rule
 from tests.sim.process import Place, Process
@@ -98,9 +98,7 @@ def test_an_engine_that_does_nothing_finds_no_old_digests() -> None:
         await in_each(rollout, lambda process: process.replicate(Latest(), 5.0, None))
         await in_each(trainer, lambda process: process.unpublish(5.0, abandon=False))
         await publish(trainer, 2)
-        rule = Rule(Meddling.DO_NOTHING, "rollout", 1.0, 0.0)
-        # The header and the map are read truthfully, within the first milliseconds.
-        asyncio.get_running_loop().call_later(0.003, world.plane.rules.append, rule)
+        world.plane.rules.append(Rule(Meddling.DO_NOTHING, "rollout", 1.0, 0.0, weights_only=True))
         (got,) = await in_each(rollout, lambda process: process.replicate(Latest(), 3.0, None))
         assert isinstance(got, VersionUnavailable)
         assert "does not match its digest" in got.message
@@ -137,6 +135,25 @@ def test_a_lost_commit_is_unknown_until_asked_again() -> None:
         (again,) = await in_each(rollout, lambda process: process.replicate(Latest(), 10.0, None))
         assert not isinstance(again, TensorHubError), again
         assert reader.version == 1
+
+    told(1, story)
+
+
+def test_a_subset_whose_commit_was_unknown_is_no_version() -> None:
+    """The answer to `Done` of a subset is lost. Asked again it was a success; but tensors of two versions are neither,
+    and nobody is sent to them. (subset_selection_exact)"""
+
+    async def story(world: World, trainer: list[Process], rollout: list[Process]) -> None:
+        await publish(trainer, 1)
+        (reader,) = rollout
+        world.network.fragile.add(reader)
+        only = sorted(reader.buffers.large)[:1]
+        (got,) = await in_each(rollout, lambda process: process.replicate(Latest(), 1.0, only))
+        assert isinstance(got, OutcomeUnknown)
+        world.network.join(reader)
+        (missing,) = await in_each(rollout, lambda process: process.replicate(Exactly(7), 1.0, None))
+        assert isinstance(missing, TensorHubError)
+        assert reader.version is None
 
     told(1, story)
 
