@@ -25,7 +25,7 @@ from tensorhub.server.grants import check_buffers, check_generation, check_opaqu
 from tensorhub.server.holdings import detach, drop, link, make, slot_for, unpin
 from tensorhub.server.offers import refresh
 from tensorhub.server.publishing import check_well_formed
-from tensorhub.server.settings import GROUP_MAX, LINEAGES_MAX, PLACES_MAX
+from tensorhub.server.settings import BUFFER_SETS_MAX, GROUP_MAX, LINEAGES_MAX, PLACES_MAX
 from tensorhub.server.state import (
     Holding,
     HoldingState,
@@ -89,12 +89,15 @@ def _in_transaction(member: Member) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------- what was
 
+#: Lineages that one seat speaks of: those of what it holds, has seen, has published and is being given.
+MARKS_MAX = BUFFER_SETS_MAX + 3
+
 
 def _remember(turn: Turn, member: Member, told: Standing) -> None:
     """Lineages in their order, and versions below which `latest` must not fall."""
     model = member.replica.model
     try:
-        for mark in told.lineages:
+        for mark in told.lineages[:MARKS_MAX]:
             _check_mark(model, mark)
             recall(turn, model, mark)
         for version in (told.seen, told.published):
@@ -201,7 +204,7 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
     holding = make(turn, member, claim.buffers, slot, claim.generation, state=state)
     holding.locators, holding.exposure = claim.locators, claim.exposure
     chunks = slot.content.chunks
-    holding.watermark = min(claim.watermark, chunks) if claim.published else chunks
+    holding.watermark = max(holding.watermark, min(claim.watermark, chunks)) if claim.published else chunks
     holding.bytes_done = holding.watermark * slot.content.shard_bytes // max(1, chunks)
     if claim.published and member.published is None:
         member.published = version
@@ -379,7 +382,8 @@ def _refill(turn: Turn, member: Member, told: Told) -> Holding:
     filling.claimed = True
     filling.locators, filling.exposure = told.locators, told.exposure
     filling.serves, filling.begun = told.serves and bool(told.exposure), told.begun
-    filling.watermark = min(told.watermark, slot.content.chunks)
+    # Readers that came back before it may have told of more: what they have, it has.
+    filling.watermark = max(filling.watermark, min(told.watermark, slot.content.chunks))
     # Who gave it this much nobody knows any more; it is not put down to the next source.
     filling.bytes_done = told.bytes_done
     filling.root = told.root or None

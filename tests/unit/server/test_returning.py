@@ -162,6 +162,27 @@ def test_a_transfer_holds_its_source(reader_first: bool) -> None:
     assert trainer.answer(call).readers == ()
 
 
+def test_a_source_that_comes_back_has_what_its_reader_has() -> None:
+    """The reader is back first and tells of five chunks, its source then of two, from before: it has five."""
+    cluster = Cluster()
+    relay = cluster.stranger("relay")
+    source = Generation(ident("relay fills"))
+    reader(cluster, upstream=source, watermark=5, bytes_done=5 * 65536)
+    relay.generation = source
+    relay.hello(OTHER_LIFE)
+    told = undertaking(relay, watermark=2, upstream=Generation(ident("gone")))
+    relay.join(standing=m.Standing(7, 0, undertaking=told))
+    assert cluster.machine.state.generations[source].watermark == 5
+
+
+def test_one_join_names_few_lineages() -> None:
+    """A liar cannot use up all lineages of a model at once."""
+    cluster = Cluster()
+    marks = tuple(m.LineageMark(f"lineage {number}", number, 0) for number in range(1000))
+    liar = back(cluster, "liar", lineages=marks, seen=None)
+    assert len(cluster.machine.state.models[liar.seat.model].lineages) < 20
+
+
 def test_a_transfer_whose_source_died_with_the_server_waits_for_those_on_their_way() -> None:
     """A re-route in the grace waits for holders that are not back yet, and gets the first that is."""
     cluster = Cluster()
