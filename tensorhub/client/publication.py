@@ -10,7 +10,7 @@ talks to the server and never touches the tensors' contents.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ class Publication:
         manifest, digests = self.holding.manifest, self.holding.digests
         runs = self.holding.memory.chunk_runs(manifest.chunk_starts, manifest.chunk_ends)
         progress = np.zeros(native.PROGRESS_WORDS, dtype=np.uint64)
-        work = asyncio.ensure_future(self.offload.run(lambda: native.digest_runs(*runs, digests, progress)))
+        work = asyncio.ensure_future(_tried(self.offload.run(lambda: native.digest_runs(*runs, digests, progress))))
         pause_s, shown, beaten = LOOK_S, self.holding.watermark, loop.time()
         try:
             while not work.done() and not self.stopped:
@@ -112,7 +112,8 @@ class Publication:
         finally:
             progress[1] = 1  # the tensors are the publisher's again when this returns: nobody reads them any more
             await asyncio.wait([work])
-        work.result()
+        if (failure := work.result()) is not None:
+            raise failure
 
     def _show(self, chunks: int) -> None:
         """So many chunks may be read, if nothing was written to meanwhile."""
@@ -205,3 +206,12 @@ def _digest_span(holding: Holding, start: int, stop: int, feed: Feed, ahead: int
         return True
 
     return digest
+
+
+async def _tried(work: Awaitable[object]) -> Exception | None:
+    """Its failure as a value: a process that just ends looks at no task any more, and must not be told of one."""
+    try:
+        await work
+    except Exception as failure:  # noqa: BLE001 - whoever waits for it raises it
+        return failure
+    return None

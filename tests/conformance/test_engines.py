@@ -270,7 +270,7 @@ def test_close_is_idempotent_and_gives_everything_back(case, source):
     asyncio.run(live())
     with pytest.raises(Closed):
         engine.register(PAGE, 8)
-    assert len(os.listdir("/proc/self/fd")) == fds
+    assert len(os.listdir("/proc/self/fd")) <= fds  # what an earlier test left may have gone meanwhile
     while len(os.listdir("/proc/self/task")) > threads:  # a joined thread is listed a moment longer
         os.sched_yield()
 

@@ -131,8 +131,9 @@ def test_a_range_that_is_not_registered_is_refused_before_it_may_leave(gated):
 
 def test_no_digest_leaves_after_its_source_was_taken_back():
     """relay_does_not_propagate_corruption: taken back and published anew while the bytes of a chunk leave, a source has
-    digests that match the new bytes: they do not follow the old ones. A small buffer holds the bytes up meanwhile."""
-    with Gated(nbytes=MIB) as gated, gated.reader(receive_buffer_bytes=4096) as reader:
+    digests that match the new bytes: they do not follow the old ones. There are more of
+    those than both ends buffer."""
+    with Gated(nbytes=7 * MIB) as gated, gated.reader(receive_buffer_bytes=4096) as reader:
         gated.show(1)
         digest = (gated.block + HEADER_BYTES, 8, 1)
         nbytes = gated.nbytes - 1

@@ -75,9 +75,9 @@ def test_a_peer_that_stops_polling_loses_its_door() -> None:
     async def case(doors: PolledDoors, host: Host) -> None:
         silent, talking = doors.open("silent"), doors.open("talking")
         await doors.submit(silent, [HELLO])
+        await doors.submit(talking, [OTHER_HELLO])
         for _ in range(2):  # the Welcome, then a whole poll without answers
             await doors.take(silent)
-        await doors.submit(talking, [OTHER_HELLO])
         await asyncio.sleep(ABSENT_S - POLL_S - 0.1)
         await doors.submit(talking, [ASK])
         assert host.doors == 2
