@@ -239,7 +239,7 @@ class Pull:
         self._written = True
         slot.holding.end()
         is_whole = self.only is None
-        slot.fill(grant.version, grant.source.generation, verified=grant.content.verified, is_whole=is_whole)
+        slot.fill(grant.version, verified=grant.content.verified, is_whole=is_whole)
         if not is_whole:
             return
         if target is not slot.holding.buffers:
@@ -295,7 +295,6 @@ class Pull:
                     self.grant = await self.sources.next(
                         self._granted, failure, counter.watermark, counter.bytes_done, filling.blame
                     )
-                self.slot.upstream = self.grant.source.generation
             finally:
                 self.sources.count(filling.counter.bytes_done - before)
             opened = None

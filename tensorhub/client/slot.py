@@ -21,7 +21,7 @@ from tensorhub.client.telling import undertaking_of
 from tensorhub.messages import Done
 from tensorhub.ports import Engine
 from tensorhub.references import Claim, Undertaking
-from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, Generation, SessionId, Version
+from tensorhub.types import NO_GENERATION, UNVERIFIED, Digest, SessionId, Version
 
 if TYPE_CHECKING:
     from tensorhub.client.pull import Pull
@@ -60,8 +60,6 @@ class Slot:
     hidden: bool = False
     publication: Publication | None = None
     task: asyncio.Task[None] | None = None
-    #: Source generation of the running filling, for a restarted server.
-    upstream: Generation = NO_GENERATION
     #: The operation that runs on this slot, in words; a second one is refused.
     running: str | None = None
     #: The replicate that runs on it.
@@ -84,11 +82,11 @@ class Slot:
         old, self.holding = self.holding, Holding(buffers, engines, incarnation)
         old.close()
 
-    def fill(self, target: Version, upstream: Generation, *, verified: bool, is_whole: bool) -> None:
+    def fill(self, target: Version, *, verified: bool, is_whole: bool) -> None:
         """Bytes of `target` may land from now on: the tensors hold no version."""
         self.is_whole = is_whole
         self.previous = self.version if self.version is not None else self.previous
-        self.state, self.version, self.target, self.upstream = State.FILLING, None, target, upstream
+        self.state, self.version, self.target = State.FILLING, None, target
         self.verified, self.hidden, self.root, self.pending = verified, False, UNVERIFIED, None
 
     def complete(self, version: Version, root: Digest) -> None:
@@ -98,7 +96,7 @@ class Slot:
             return
         self.counters = self.holding.buffers.counters()
         self.state, self.version, self.root, self.hidden = State.COMPLETE, version, root, False
-        self.target, self.previous, self.upstream = None, None, NO_GENERATION
+        self.target, self.previous = None, None
 
     def tear(self) -> None:
         """The tensors may hold bytes of `target` and of `previous`."""
@@ -108,7 +106,7 @@ class Slot:
         """The tensors are the user's, and hold no version that we know of."""
         self.is_whole = True
         self.state, self.version, self.hidden, self.root = State.EMPTY, None, False, UNVERIFIED
-        self.target, self.previous, self.upstream = None, None, NO_GENERATION
+        self.target, self.previous = None, None
 
     def close(self) -> None:
         """Nobody reads it any more, and nobody digests it."""
@@ -119,10 +117,10 @@ class Slot:
     def claim(self) -> Claim | None:
         """What to tell a server that does not know it, or may believe something else; None when nothing is shown."""
         version = self.version if self.state in (State.PUBLISHED, State.COMPLETE) else self.offered
-        holding, undertaken = self.holding, self.undertaken()
+        holding = self.holding
         if version is None or holding.generation == NO_GENERATION:
             return None
-        if undertaken is not None and not undertaken.held:
+        if self.pull is not None and self.pull.grant is not None:
             return None  # about to be overwritten
         return Claim(
             self.buffers.name,

@@ -36,7 +36,7 @@ from tensorhub.messages import (
     Reply,
     TransactionAborted,
 )
-from tensorhub.types import NO_GENERATION, Digest, Generation, Selector, Version
+from tensorhub.types import Digest, Generation, Selector, Version
 
 if TYPE_CHECKING:
     from tensorhub.client.holding import Holding
@@ -164,7 +164,7 @@ class Transaction:
 
     async def abort(self, failure: BaseException) -> None:
         """The sequence number is over for the whole group, because of this shard, unless that is known already."""
-        self._slot.upstream, self._slot.pending = NO_GENERATION, None
+        self._slot.pending = None
         self._advance()
         if isinstance(failure, Closed):
             return

@@ -314,18 +314,14 @@ def _resume(turn: Turn, member: Member, told: Told) -> None:
     replica, shard = member.replica, member.seat.shard
     transaction = replica.transaction
     _check_same(member, transaction, told)
-    holding = member.holdings.get(told.buffers)
-    if told.held and (holding is None or holding.slot.record.version != told.version):
-        raise BadRequest(f"this shard does not hold version {told.version} any more", at(member, told.version))
-    filling = None if told.held else _refill(turn, member, told)
-    record = (holding if filling is None and holding is not None else filling).slot.record  # type: ignore[union-attr]
+    holding = _held(member, told) if told.held else _refill(turn, member, told)
     if transaction is None:
         transaction = replica.transaction = Transaction(
             replica, replica.group, replica.sequence, told.selector, told.buffers
         )
     is_new = transaction.record is None
     replica.model.undecided.pop(replica.id, None)
-    transaction.record = record
+    transaction.record = holding.slot.record
     request = Replicate(
         member.seat,
         told.buffers,
@@ -336,15 +332,15 @@ def _resume(turn: Turn, member: Member, told: Told) -> None:
         told.generation,
         told.serves,
     )
-    part = Part(transaction, member, request, turn.until(told.timeout_ns), filling=filling)
-    part.phase = Phase.HELD if filling is None else Phase.READING
+    part = Part(transaction, member, request, turn.until(told.timeout_ns))
+    part.phase, part.filling = (Phase.HELD, None) if told.held else (Phase.READING, holding)
     transaction.parts[shard] = part
     waiting = [each for each in transaction.parts.values() if each.phase is Phase.WAITING]
     if is_new:
         turn.deadlines.set(("absent", replica.model.key, replica.id), until_all_are_back(turn))
         groups.cover_all(turn, transaction)
     unpin(turn, transaction, shard)
-    if filling is None and holding is not None:
+    if told.held:
         transaction.held[shard] = holding
     groups.extend(turn, transaction)
     turn.event("resumed", replica.model, told.version, member.seat, f"transaction {replica.group}/{replica.sequence}")
@@ -372,6 +368,14 @@ def _check_same(member: Member, transaction: Transaction | None, told: Told) -> 
         )
     if member.seat.shard in transaction.parts:
         raise BadRequest("this shard has asked already", at(member, told.version))
+
+
+def _held(member: Member, told: Told) -> Holding:
+    """What it said to hold already, of which the same Join has brought the claim."""
+    holding = member.holdings.get(told.buffers)
+    if holding is None or holding.slot.record.version != told.version:
+        raise BadRequest(f"this shard does not hold version {told.version} any more", at(member, told.version))
+    return holding
 
 
 def _refill(turn: Turn, member: Member, told: Told) -> Holding:

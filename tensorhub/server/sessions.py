@@ -1,6 +1,6 @@
-"""Who is alive and who sits where: sessions, leases, seats, claims, and what falls when one of them goes.
+"""Who is alive and who sits where: sessions, leases, seats, and what falls when one of them goes.
 
-It never looks at versions but to take a claim back or to drop what a dead process held.
+It never looks at versions but to drop what a dead process held; what a process brings, `returning.py` takes.
 """
 
 from __future__ import annotations
