@@ -1,8 +1,12 @@
-"""Fixtures that several suites share; and gRPC, loaded first and as the library loads it, since some tests fork."""
+"""Fixtures that several suites share; and gRPC, loaded first and as the library loads it, since some tests fork.
+
+Ctrl-C means what it means at a terminal, also where the shell that started the tests in the background ignores it.
+"""
 
 from __future__ import annotations
 
 import gc
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +18,11 @@ import tensorhub.wire.grpc_library  # noqa: F401 - for its effect, before Ray im
 from tests.support.ray_cluster import ray_head, ray_server
 
 __all__ = ["ray_head", "ray_server"]
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

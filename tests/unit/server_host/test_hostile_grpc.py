@@ -97,8 +97,11 @@ def test_streams_without_hello_are_bounded_in_number_and_time(monkeypatch: pytes
         strangers = [await Stream.open(there.target, 5.0) for _ in range(3)]
         with pytest.raises(ServerUnavailable, match="did not say Hello yet"):
             await Stream.open(there.target, 5.0)
-        with pytest.raises(ServerUnavailable, match="did not say Hello within"):
+        # Who writes at the very moment of the cut may be told by its own library instead; who reads is told by the host.
+        with pytest.raises(ServerUnavailable):
             await _talk_for_ever(strangers[0])
+        with pytest.raises(ServerUnavailable, match="did not say Hello within"):
+            await _read_for_ever(strangers[1])
         assert await is_served(good)
         for stream in (*strangers, good):
             await stream.close()
@@ -137,6 +140,11 @@ def test_bytes_that_trickle_end_as_well(monkeypatch: pytest.MonkeyPatch) -> None
 async def _talk_for_ever(stream: Stream) -> None:
     while True:
         await say(stream, 5, m.List(None))
+
+
+async def _read_for_ever(stream: Stream) -> None:
+    while True:
+        await stream.read()
 
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:
