@@ -18,6 +18,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tensorhub.server.roots": (f"{SERVER}/test_versions.py", f"{SERVER}/test_returning.py", f"{SERVER}/test_groups.py"),
     "tensorhub.pipeline.counter": (f"{PIPELINE}/test_counter.py",),
     "tensorhub.pipeline.exposure": (f"{PIPELINE}/test_exposure.py",),
+    "tensorhub.pipeline.plan": (f"{PIPELINE}/test_plan.py",),
     "tensorhub.server.offers": (
         f"{SERVER}/test_offers.py",
         f"{SERVER}/test_graph.py",
