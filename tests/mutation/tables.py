@@ -26,6 +26,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{SERVER}/test_lifecycles.py",
     ),
     "tensorhub.server.placement": (
+        f"{SERVER}/test_choice.py",
         f"{SERVER}/test_placement.py",
         f"{SERVER}/test_graph.py",
         f"{SERVER}/test_offers.py",
