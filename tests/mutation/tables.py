@@ -20,6 +20,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tensorhub.pipeline.exposure": (f"{PIPELINE}/test_exposure.py",),
     "tensorhub.pipeline.plan": (f"{PIPELINE}/test_plan.py",),
     "tensorhub.server.offers": (
+        f"{SERVER}/test_listing.py",
         f"{SERVER}/test_offers.py",
         f"{SERVER}/test_graph.py",
         f"{SERVER}/test_placement.py",
@@ -31,5 +32,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{SERVER}/test_graph.py",
         f"{SERVER}/test_offers.py",
     ),
-    "tensorhub.server.returning": (f"{SERVER}/test_returning.py", f"{SERVER}/test_hostile.py"),
+    "tensorhub.server.returning": (
+        f"{SERVER}/test_returning_claims.py",
+        f"{SERVER}/test_returning.py",
+        f"{SERVER}/test_hostile.py",
+    ),
 }
