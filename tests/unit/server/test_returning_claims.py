@@ -7,7 +7,7 @@ import pytest
 from tensorhub import messages as m
 from tensorhub.server.settings import BUFFER_SETS_MAX, GROUP_MAX, LINEAGES_MAX, LOCATORS_MAX, PLACES_MAX, SECOND_NS
 from tensorhub.server.state import Holding, HoldingState, Lineage, Replica
-from tensorhub.types import UNVERIFIED, AtLeast, Digest, Generation, Version
+from tensorhub.types import UNVERIFIED, VERSION_MAX, AtLeast, Digest, Generation, Version
 from tests.unit.server.comers import MAIN, NEW, OLD, back, holder, reader, trainer_of
 from tests.unit.server.kit import Cluster, Process, claim, content, ident, root, undertaking
 
@@ -187,6 +187,29 @@ def test_a_place_that_cannot_be_is_not_remembered(mark: m.LineageMark, is_taken:
     roll = back(cluster, "roll", lineages=(mark,), published=OLD, seen=None)
     model = cluster.machine.state.models[roll.seat.model]
     assert (list(model.lineages), model.vouched) == ((["main"], True) if is_taken else ([], False))
+
+
+@pytest.mark.parametrize("number", [-1, VERSION_MAX + 1])
+@pytest.mark.parametrize("what", ["seen", "published"])
+def test_a_number_that_cannot_be_is_not_remembered(what: str, number: int) -> None:
+    """It would retire every version of the lineages before it, or be newer than any that is to come."""
+    cluster = Cluster()
+    told: dict[str, object] = {"seen": None, what: Version("main", number)}
+    roll = back(cluster, "roll", **told)
+    model = cluster.machine.state.models[roll.seat.model]
+    assert (model.lineages["main"].first, model.lineages["main"].highest) == (1, 1)
+    assert (model.floor, model.vouched) == (None, False)
+
+
+def test_a_publisher_that_brings_nothing_vouches_all_the_same() -> None:
+    """It has unpublished its last version, which others hold: who waits for the latest gets that at once."""
+    cluster = Cluster()
+    holder(cluster, "copy")
+    asking = cluster.process("asking")
+    call = asking.replicate()
+    assert asking.answer(call) is None
+    back(cluster, "trainer", published=OLD)
+    assert isinstance(asking.answer(call), m.Granted)
 
 
 def test_a_version_of_a_lineage_that_nobody_names_says_nothing() -> None:
