@@ -208,7 +208,7 @@ def _take_back(turn: Turn, member: Member, claim: Claim) -> None:
     holding.bytes_done = holding.watermark * slot.content.shard_bytes // max(1, chunks)
     if claim.published and member.published is None:
         member.published = version
-    _take_root(turn, holding, claim.root, is_first=is_first)
+    _take_root(holding, claim.root, is_first=is_first)
     holding.hidden = claim.hidden
     doubt(turn, holding)
     refresh(turn, holding)
@@ -239,7 +239,7 @@ def _check_content(member: Member, version: Version, content: Content, root: Dig
         raise BadRequest(f"version {version} is held by others with other bytes", at(member, version))
 
 
-def _take_root(turn: Turn, holding: Holding, root: Digest, *, is_first: bool) -> None:
+def _take_root(holding: Holding, root: Digest, *, is_first: bool) -> None:
     slot = holding.slot
     if not slot.content.verified:
         holding.root = slot.root
@@ -254,7 +254,6 @@ def _take_root(turn: Turn, holding: Holding, root: Digest, *, is_first: bool) ->
         slot.author = holding
     else:
         holding.proven = False
-    turn.slots[slot] = None
 
 
 # ---------------------------------------------------------------- transactions
@@ -366,8 +365,6 @@ def _check_same(member: Member, transaction: Transaction | None, told: Told) -> 
             f"{transaction.record.version} meanwhile",
             at(member, told.version),
         )
-    if member.seat.shard in transaction.parts:
-        raise BadRequest("this shard has asked already", at(member, told.version))
 
 
 def _held(member: Member, told: Told) -> Holding:

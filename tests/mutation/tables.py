@@ -34,6 +34,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tensorhub.server.returning": (
         f"{SERVER}/test_returning_claims.py",
+        f"{SERVER}/test_returning_transfers.py",
         f"{SERVER}/test_returning.py",
         f"{SERVER}/test_hostile.py",
     ),

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tensorhub import messages as m
+from tensorhub.server.settings import LOCATORS_MAX
+from tensorhub.server.state import Holding, Replica
 from tensorhub.types import Version
 from tests.unit.server.kit import OTHER_LIFE, Cluster, Process, claim, content, root, undertaking
 
 MAIN = m.LineageMark("main", 0, 1)
 OLD, NEW = Version("main", 4), Version("main", 5)
+
+
+#: Locators, one more than a reference has.
+TOO_MANY = (m.Locator("memory", b""),) * (LOCATORS_MAX + 1)
 
 
 def back(
@@ -41,3 +47,12 @@ def trainer_of(cluster: Cluster, number: int, **change: object) -> Process:
 def reader(cluster: Cluster, name: str = "roll", *, shards: int = 1, **change: object) -> Process:
     """A process back in the middle of a transfer of version 4."""
     return back(cluster, name, shards=shards, undertaking=lambda process: undertaking(process, **change))
+
+
+def held(cluster: Cluster, process: Process, buffers: str = "a") -> Holding:
+    """What the server has of this buffer set."""
+    return cluster.machine.state.sessions[process.session].members[process.seat].holdings[buffers]
+
+
+def group_of(cluster: Cluster, process: Process) -> Replica:
+    return cluster.machine.state.models[process.seat.model].replicas[process.seat.replica]

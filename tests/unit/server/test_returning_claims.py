@@ -5,33 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tensorhub import messages as m
-from tensorhub.server.settings import BUFFER_SETS_MAX, GROUP_MAX, LINEAGES_MAX, LOCATORS_MAX, PLACES_MAX, SECOND_NS
-from tensorhub.server.state import Holding, HoldingState, Lineage, Replica
+from tensorhub.server.settings import (
+    BUFFER_SETS_MAX,
+    GROUP_MAX,
+    LINEAGES_MAX,
+    PLACES_MAX,
+)
+from tensorhub.server.state import HoldingState, Lineage
 from tensorhub.types import UNVERIFIED, VERSION_MAX, AtLeast, Digest, Generation, Version
-from tests.unit.server.comers import MAIN, NEW, OLD, back, holder, reader, trainer_of
-from tests.unit.server.kit import Cluster, Process, claim, content, ident, root, undertaking
-
-MUCH = (m.Locator("memory", b""),) * (LOCATORS_MAX + 1)
-
-
-def held(cluster: Cluster, process: Process, buffers: str = "a") -> Holding:
-    return cluster.machine.state.sessions[process.session].members[process.seat].holdings[buffers]
-
-
-def group_of(cluster: Cluster, process: Process) -> Replica:
-    return cluster.machine.state.models[process.seat.model].replicas[process.seat.replica]
+from tests.unit.server.comers import NEW, OLD, TOO_MANY, back, group_of, held, holder, reader, trainer_of
+from tests.unit.server.kit import Cluster, Process, claim, content, ident, root
 
 
 def conflict(process: Process) -> str:
     """What it heard of its claim; empty when that was taken."""
     notices = process.notices(m.Conflicted)
-    assert len(notices) <= 1
-    return notices[0].reason if notices else ""
-
-
-def aborted(process: Process) -> str:
-    """Why its transaction is over; empty while it goes on."""
-    notices = process.notices(m.TransactionAborted)
     assert len(notices) <= 1
     return notices[0].reason if notices else ""
 
@@ -44,7 +32,7 @@ NONSENSE: dict[str, tuple[dict[str, object], str]] = {
     "number": ({"version": Version("main", -1)}, "outside 0 to"),
     "generation": ({"generation": Generation(b"short")}, "16 random bytes"),
     "buffers": ({"buffers": ""}, "buffer set must be"),
-    "locators": ({"locators": MUCH}, "at most 64 locators"),
+    "locators": ({"locators": TOO_MANY}, "at most 64 locators"),
     "watermark": ({"watermark": -1}, "-1 chunks"),
     "content": ({"content": content(4, chunks=-1)}, "malformed content"),
 }
@@ -105,18 +93,49 @@ def test_lineages_have_a_limit_for_those_that_come_back() -> None:
 def test_a_claim_is_read_as_far_as_it_says(published: bool, told: int, watermark: int) -> None:
     """A publisher may still be digesting, and has no more chunks than there are; a copy that was committed is whole."""
     cluster = Cluster()
-    process = holder(cluster, "roll", published=published, watermark=told, exposure=b"x", locators=MUCH[:1])
+    process = holder(cluster, "roll", published=published, watermark=told, exposure=b"x", locators=TOO_MANY[:1])
     holding = held(cluster, process)
     assert (holding.watermark, holding.bytes_done) == (watermark, watermark * 65536)
-    assert (holding.locators, holding.exposure) == (MUCH[:1], b"x")
+    assert (holding.locators, holding.exposure) == (TOO_MANY[:1], b"x")
     assert holding.state is (HoldingState.PUBLISHED if published else HoldingState.COMPLETE)
 
 
-def test_a_claim_of_nothing_is_whole() -> None:
-    """A version without bytes has no chunk to count."""
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_a_claim_of_little_or_nothing_is_whole(chunks: int) -> None:
+    """A version without bytes has no chunk to count; one chunk has all bytes."""
     cluster = Cluster()
-    holding = held(cluster, holder(cluster, "roll", content=content(4, chunks=0)))
-    assert (holding.watermark, holding.bytes_done) == (0, 0)
+    holding = held(cluster, holder(cluster, "roll", content=content(4, chunks=chunks)))
+    assert (holding.watermark, holding.bytes_done) == (chunks, chunks * 65536)
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+@pytest.mark.parametrize(("number", "buffers", "is_hidden"), [(3, "a", True), (3, "b", False), (4, "a", False)])
+def test_what_the_group_is_about_to_overwrite_is_offered_to_nobody(
+    number: int, buffers: str, is_hidden: bool, reader_first: bool
+) -> None:
+    """Its group reads version 4 into buffer set a: what another shard holds there will go, unless it is that version;
+    whoever of the two is back first."""
+    cluster = Cluster(shards=2)
+    if reader_first:
+        reader(cluster, "roll#0", shards=2)
+    what = {"version": Version("main", number), "content": content(number), "root": root(number), "buffers": buffers}
+    shown = claim(cluster.stranger("roll#1"), **what)
+    two = back(cluster, "roll#1", shown, shards=2)
+    one = cluster.processes["roll#0"] if reader_first else reader(cluster, "roll#0", shards=2)
+    assert held(cluster, two, buffers).hidden == is_hidden
+    transaction = group_of(cluster, one).transaction
+    assert transaction is not None
+    assert list(transaction.hidden) == ([1] if is_hidden else [])
+    assert list(transaction.held) == ([1] if number == 4 else [])
+
+
+def test_while_nothing_is_decided_nothing_is_about_to_be_overwritten() -> None:
+    """A group that waits for its version may wait for long: what its shards hold is offered meanwhile."""
+    cluster = Cluster(shards=2)
+    one = back(cluster, "roll#0", shards=2)
+    one.replicate(AtLeast(9))
+    two = back(cluster, "roll#1", claim(cluster.stranger("roll#1")), shards=2)
+    assert not held(cluster, two).hidden
 
 
 def test_who_still_digests_decides_the_root() -> None:
@@ -282,152 +301,6 @@ def test_siblings_that_know_the_same_number_move_nothing() -> None:
     pair = [back(cluster, f"roll#{shard}", shards=2) for shard in range(2)]
     assert not any(each.notices(m.Moved) for each in pair)
     assert group_of(cluster, pair[0]).moved == ""
-
-
-# ---------------------------------------------------------------- what is under way
-
-
-UNDER_WAY: dict[str, tuple[dict[str, object], str]] = {
-    "lineage": ({"version": Version("", 4)}, "lineage must be"),
-    "number": ({"version": Version("main", -1)}, "outside 0 to"),
-    "selector": ({"selector": AtLeast(-1)}, "outside 0 to"),
-    "watermark": ({"watermark": -1}, "-1 chunks"),
-    "bytes": ({"bytes_done": -1}, "-1 bytes"),
-    "generation": ({"generation": Generation(b"short")}, "16 random bytes"),
-    "buffers": ({"buffers": ""}, "buffer set must be"),
-    "locators": ({"locators": MUCH}, "at most 64 locators"),
-    "content": ({"content": content(4, chunks=9)}, "other bytes"),
-    "root": ({"root": root(5)}, "other bytes"),
-    "held": ({"held": True}, "does not hold version 4 any more"),
-}
-
-
-@pytest.mark.parametrize("kind", UNDER_WAY)
-def test_a_transfer_that_makes_no_sense_is_over(kind: str) -> None:
-    """Its owner hears so, and why; nothing of it is kept."""
-    change, message = UNDER_WAY[kind]
-    cluster = Cluster()
-    trainer_of(cluster, 4)
-    roll = reader(cluster, **change)
-    assert message in aborted(roll)
-    assert len(cluster.machine.state.generations) == 1
-    assert group_of(cluster, roll).transaction is None
-
-
-def test_the_root_of_a_subset_is_not_compared() -> None:
-    """It has read a part of the version, so it knows no root of it."""
-    cluster = Cluster()
-    trainer_of(cluster, 4)
-    assert aborted(reader(cluster, serves=False, root=root(5))) == ""
-
-
-def test_a_buffer_set_is_not_both_held_and_filled() -> None:
-    """The claim stays, the transfer is over."""
-    cluster = Cluster()
-    shown = claim(cluster.stranger("roll"))
-    roll = back(cluster, "roll", shown, undertaking=undertaking)
-    assert "both filled and held" in aborted(roll)
-    assert held(cluster, roll).generation == shown.generation
-
-
-def test_what_is_said_to_be_held_is_of_that_version() -> None:
-    """A claim of another version in this buffer set is no copy of the one that was decided."""
-    cluster = Cluster()
-    shown = claim(cluster.stranger("roll"), version=NEW, content=content(5), root=root(5))
-    roll = back(cluster, "roll", shown, undertaking=lambda process: undertaking(process, held=True))
-    assert "does not hold version 4 any more" in aborted(roll)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"selector": AtLeast(4)}, "others of its group ask"),
-        ({"buffers": "b"}, "others of its group ask"),
-        ({"version": NEW, "content": content(5)}, "has decided 4 meanwhile"),
-    ],
-)
-def test_siblings_go_on_with_one_thing(change: dict[str, object], message: str) -> None:
-    """One selector, one buffer set, one version: who came back with another hears what the group does."""
-    cluster = Cluster(shards=2)
-    reader(cluster, "roll#0", shards=2)
-    assert message in aborted(reader(cluster, "roll#1", shards=2, **change))
-    assert aborted(reader(cluster, "other#0", shards=2)) == aborted(reader(cluster, "other#1", shards=2)) == ""
-
-
-def test_a_filling_is_where_it_was() -> None:
-    """Chunks and bytes as told, never more chunks than there are; shown as it was, unless it never was."""
-    cluster = Cluster()
-    first = held(cluster, reader(cluster, "first", watermark=0, bytes_done=0))
-    assert (first.watermark, first.bytes_done, first.serves, first.begun, first.claimed) == (0, 0, True, True, True)
-    assert (first.exposure, first.locators[0].data) == (b"there", b"first")
-    more = held(cluster, reader(cluster, "more", watermark=99, bytes_done=8 * 65536, root=root(4)))
-    assert (more.watermark, more.bytes_done, more.root) == (8, 8 * 65536, root(4))
-    bare = held(cluster, reader(cluster, "bare", exposure=b"", begun=False))
-    assert (bare.serves, bare.begun, bare.root) == (False, False, None)
-    subset = held(cluster, reader(cluster, "subset", serves=False))
-    assert not subset.serves
-
-
-def test_what_a_filling_has_left_of_its_time_is_all_it_gets() -> None:
-    """The wait of a transfer that goes on ends when its call would have."""
-    cluster = Cluster()
-    roll = reader(cluster, timeout_ns=7 * SECOND_NS)
-    transaction = group_of(cluster, roll).transaction
-    assert transaction is not None
-    assert transaction.parts[0].deadline_ns == cluster.now_ns + 7 * SECOND_NS
-
-
-@pytest.mark.parametrize("serves", [True, False])
-@pytest.mark.parametrize("is_held", [True, False])
-def test_who_has_not_heard_of_its_commit_keeps_what_it_read(serves: bool, is_held: bool) -> None:
-    """A sibling tells of the commit: what was read for it is a whole copy from then on, unless it was a subset."""
-    cluster = Cluster(shards=2)
-    back(cluster, "roll#0", shards=2, sequence=4, committed_sequence=3, committed=OLD)
-    one = reader(cluster, "roll#1", shards=2, serves=serves, held=is_held)
-    assert aborted(one) == ""
-    found = list(cluster.machine.state.generations.values())
-    assert len(found) == (1 if serves and not is_held else 0)
-    assert all((each.state, each.watermark) == (HoldingState.COMPLETE, 8) for each in found)
-
-
-def test_a_commit_that_is_told_ends_what_its_siblings_read() -> None:
-    """All shards were done, or it had not been committed: what is under way is whole and reads from nobody, and what
-    was held already stays as it is."""
-    cluster = Cluster(shards=3)
-    source = Generation(ident("claim of trainer#2"))
-    trainer = back(cluster, "trainer#2", claim(cluster.stranger("trainer#2"), published=True), shards=3)
-    shown = claim(cluster.stranger("roll#1"))
-    keeper = back(cluster, "roll#1", shown, shards=3, undertaking=lambda process: undertaking(process, held=True))
-    reading = reader(cluster, "roll#2", shards=3, upstream=source, root=root(4))
-    assert list(held(cluster, trainer).readers) == [reading.generation]
-    back(cluster, "roll#0", shards=3, sequence=4, committed_sequence=3, committed=OLD)
-    copy = held(cluster, reading)
-    assert (copy.state, copy.watermark, copy.upstream) == (HoldingState.COMPLETE, 8, None)
-    assert not held(cluster, trainer).readers
-    assert held(cluster, keeper).generation == shown.generation
-    assert aborted(keeper) == aborted(reading) == ""
-
-
-@pytest.mark.parametrize("named", [root(4), Digest(b"")])
-def test_what_a_committed_reader_has_read_names_the_root(named: Digest) -> None:
-    """Its publisher is gone before it has digested: the first root that a reader named is the version's."""
-    cluster = Cluster(shards=2)
-    author = claim(cluster.stranger("trainer#1"), published=True, root=Digest(b""))
-    trainer = back(cluster, "trainer#1", author, shards=2)
-    roll = reader(cluster, "roll#1", shards=2, root=named)
-    back(cluster, "roll#0", shards=2, sequence=4, committed_sequence=3, committed=OLD)
-    assert held(cluster, roll).slot.root is None
-    trainer.leave()
-    assert held(cluster, roll).slot.root == (named or None)
-
-
-def test_a_commit_of_another_version_is_no_commit_of_this() -> None:
-    """A number that was given twice, by servers that both believed to be the one, is over for who was not told."""
-    cluster = Cluster(shards=2)
-    one = reader(cluster, "roll#1", shards=2)
-    back(cluster, "roll#0", shards=2, sequence=4, committed_sequence=3, committed=NEW, lineages=(MAIN,))
-    assert aborted(one) != ""
-    assert not [each for each in cluster.machine.state.generations.values() if each.state is HoldingState.COMPLETE]
 
 
 # ---------------------------------------------------------------- the same life
