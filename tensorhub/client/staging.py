@@ -58,10 +58,10 @@ class _Set:
 class Staging:
     """Shard `shard` of `shards` of a publisher that copies what it publishes. A context manager.
 
-    `sets` of memory are used in turns: with two, the last version stays readable while the next is copied. `dtype`
-    casts floating-point tensors, but not those whose name matches a pattern of `keep_dtype`; None casts nothing. Before
-    memory is written again its readers are drained for `drain_s` seconds at most, then abandoned. Other options are
-    those of `tensorhub.open`.
+    `sets` of memory are used in turns: with two, the last version stays readable while the next is copied. `dtype`, or
+    its name, is what floating-point tensors are cast to, but for those whose name matches a pattern of `keep_dtype`;
+    None casts nothing. Before memory is written again its readers are drained for `drain_s` seconds at most, then
+    abandoned. Other options are those of `tensorhub.open`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Staging:
         shard: int = 0,
         shards: int = 1,
         sets: int = 2,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         keep_dtype: Sequence[str] = (),
         drain_s: float = 30.0,
         server: str | None = None,
@@ -85,10 +85,11 @@ class Staging:
     ) -> None:
         if isinstance(sets, bool) or not isinstance(sets, int) or not 1 <= sets <= SETS_MAX:
             raise BadRequest(f"sets must be an int from 1 to {SETS_MAX}, not {sets!r}")
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise BadRequest(f"dtype must be a floating-point torch.dtype or None, not {dtype!r}")
+        wire = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if dtype is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
+            raise BadRequest(f"dtype must be a floating-point torch.dtype, its name or None, not {dtype!r}")
         self._drain_s = check_timeout(drain_s)
-        self._dtype, self._keep_dtype = dtype, tuple(keep_dtype)
+        self._dtype, self._keep_dtype = wire, tuple(keep_dtype)
         self._shard, self._shards = shard, shards
         self._hub: Hub | None = open(
             model,
