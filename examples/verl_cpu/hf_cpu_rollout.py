@@ -9,6 +9,7 @@ Loaded by VERL_USE_EXTERNAL_MODULES; `actor_rollout_ref.rollout.name=hf_cpu`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
@@ -103,7 +104,7 @@ class Server:
     async def loaded(self, global_steps: int | None) -> None:
         """All parameters are now those of the step."""
         digests = {name: witness.digest(parameter) for name, parameter in self._parameters.items()}
-        witness.write_down(f"replica-{self._replica_rank}", global_steps, digests)
+        witness.write_down(f"{witness.REPLICA}{self._replica_rank}", global_steps, {"digests": digests})
         self._global_steps = global_steps
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
@@ -173,13 +174,18 @@ class ServerAdapter(BaseRollout):
         global_steps: int | None = None,
         **_options: Any,
     ) -> None:
-        """Hands the weights on in buckets; a tensor is copied, because a back end may use its memory again."""
+        """Hands the weights on in buckets; a tensor is copied, because a back end may use its memory again.
+
+        Writes down how long the first tensor took to come, and how long it took from there until all were loaded.
+        """
         if wire_format != "named_tensors":
             raise ValueError(f"this rollout loads named tensors, not {wire_format!r}")
         server = ray.get_actor(server_name(self.replica_rank))
         bucket: NamedTensors = []
         nbytes = 0
+        began, came = time.perf_counter(), None
         async for name, tensor in ensure_async_iterator(weights):
+            came = came or time.perf_counter()
             bucket.append((name, tensor.detach().to("cpu", torch.bfloat16, copy=True)))
             nbytes += bucket[-1][1].nbytes
             if nbytes >= self._bucket_bytes:
@@ -187,6 +193,9 @@ class ServerAdapter(BaseRollout):
                 bucket, nbytes = [], 0
         await server.load.remote(bucket)
         await server.loaded.remote(global_steps)
+        ended = time.perf_counter()
+        facts = {"pull_s": (came or ended) - began, "load_s": ended - (came or ended)}
+        witness.write_down(f"{witness.WORKER}{self.replica_rank}", global_steps, facts)
 
     async def resume(self, tags: list[str]) -> None: ...
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from recipe import Run
-from witness import Exactness, exactness
+from witness import WORKER, Exactness, exactness, lines
 
-#: A phase of a sync as the pictures name it: `gather` to `publish` are trainer ranks', `wait` to `load` rollouts'.
-PHASES = ("gather", "cast", "stage", "publish", "wait", "transfer", "verify", "load")
+#: The phases of a sync in order, as JSON and pictures name them. With verl's own manager, rollouts tell verl nothing:
+#: then there is only `pull`, the time until the first tensor came out of the back end.
+TRAINER_PHASES = ("drain", "gather", "stage", "register", "publish")
+ROLLOUT_PHASES = ("pull", "wait", "plan", "transfer", "verify", "install", "load")
 PREFIX = "tensorhub/"
+#: Of the keys that TensorHub's back end gives to verl: "tensorhub/rank0/gather_s" is a trainer rank's.
+RANK = "rank"
 REWARD = "critic/score/mean"
 SYNC = "timing_s/update_weights"
 CLIPPED = "actor/pg_clipfrac"
@@ -83,10 +87,14 @@ class Outcome:
 def read(run: Run) -> Outcome:
     """Everything that the run has left in its folder."""
     steps = read_steps(run.metrics)
+    loads: dict[int, list[dict[str, float]]] = {}
+    for file in run.record.glob(f"{WORKER}*.jsonl"):
+        for line in lines(file):
+            loads.setdefault(line.pop("version"), []).append(line)
     return Outcome(
         rewards=[step.get(REWARD, float("nan")) for step in steps],
         sync_s=[step.get(SYNC, float("nan")) for step in steps],
-        phases=[phases(step) for step in steps],
+        phases=[phases(step, loads.get(number, [])) for number, step in enumerate(steps, 1)],
         clip_fraction=[step.get(CLIPPED, float("nan")) for step in steps],
         kl=[step.get(KL, float("nan")) for step in steps],
         exactness=exactness(run.record),
@@ -102,11 +110,18 @@ def read_steps(file: Path) -> list[dict[str, float]]:
     return [json.loads(line)["data"] for line in lines]
 
 
-def phases(step: Mapping[str, float]) -> dict[str, float]:
-    """Seconds per phase of one sync: of each phase, the slowest rank's."""
+def phases(step: Mapping[str, float], loads: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """{"trainer/gather": seconds, ...} of one sync: of each phase, the slowest process's."""
+    told = [
+        (f"{'trainer' if who.startswith(RANK) else 'rollout'}/{name.removesuffix('_s')}", seconds)
+        for who, name, seconds in (
+            (*key.removeprefix(PREFIX).split("/", 1), seconds)
+            for key, seconds in step.items()
+            if key.startswith(PREFIX) and key.count("/") == 2 and key.endswith("_s")
+        )
+    ]
+    told += [(f"rollout/{name.removesuffix('_s')}", seconds) for load in loads for name, seconds in load.items()]
     slowest: dict[str, float] = {}
-    for key, seconds in step.items():
-        name = key.rpartition("/")[2].removesuffix("_s")
-        if key.startswith(PREFIX) and name in PHASES:
-            slowest[name] = max(seconds, slowest.get(name, 0.0))
+    for phase, seconds in told:
+        slowest[phase] = max(seconds, slowest.get(phase, 0.0))
     return slowest

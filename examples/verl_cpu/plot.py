@@ -15,10 +15,11 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # the back end is chosen before this
-from outcome import PHASES
+from outcome import ROLLOUT_PHASES, TRAINER_PHASES
 
 DOTS_PER_INCH = 110
-COLOURS = dict(zip(PHASES, mpl.colormaps["tab10"].colors, strict=False))
+KEYS = [f"trainer/{phase}" for phase in TRAINER_PHASES] + [f"rollout/{phase}" for phase in ROLLOUT_PHASES]
+COLOURS = dict(zip(KEYS, mpl.colormaps["tab20"].colors, strict=False))
 
 
 def main() -> int:
@@ -49,18 +50,23 @@ def _rewards(axes: Any, run: dict[str, Any]) -> None:
 
 
 def _syncs(axes: Any, run: dict[str, Any]) -> None:
-    """Each phase's slowest rank, stacked. Phases of trainer and rollouts overlap, so a stack may exceed the sync."""
-    steps = list(range(1, run["steps"] + 1))
-    base = [0.0] * len(steps)
-    for phase in PHASES:
-        seconds = [step.get(phase, 0.0) for step in run["phases"]]
-        if any(seconds):
-            axes.bar(steps, seconds, bottom=base, label=phase, color=COLOURS[phase], width=0.8)
-            base = [below + more for below, more in zip(base, seconds, strict=True)]
-    axes.plot(steps, run["sync_s"], color="black", linewidth=1, label="update_weights, as verl sees it")
+    """Two bars per step, trainer and rollouts, which work at the same time; of each phase, the slowest process's."""
+    width = 0.4
+    for phases, side, offset in ((TRAINER_PHASES, "trainer", -width / 2), (ROLLOUT_PHASES, "rollout", width / 2)):
+        base = [0.0] * run["steps"]
+        for phase in phases:
+            key = f"{side}/{phase}"
+            seconds = [step.get(key, 0.0) for step in run["phases"]]
+            if any(seconds):
+                places = [step + offset for step in range(1, run["steps"] + 1)]
+                axes.bar(places, seconds, bottom=base, label=key, color=COLOURS[key], width=width)
+                base = [below + more for below, more in zip(base, seconds, strict=True)]
+    axes.plot(
+        range(1, run["steps"] + 1), run["sync_s"], color="black", linewidth=1, label="update_weights, as verl sees it"
+    )
     axes.set(xlabel="step", ylabel="seconds")
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper right", ncols=3)
+    axes.legend(loc="upper right", ncols=3, fontsize="small")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     """The folder of the run. Its path is short, because Ray puts sockets into it."""
-    folder = Path(tempfile.mkdtemp(prefix="th-"))
+    folder = Path(tempfile.mkdtemp(prefix="th-verl-"))
     try:
         (folder / "record").mkdir()
         yield folder

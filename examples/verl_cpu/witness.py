@@ -19,7 +19,10 @@ from typing import Any
 RECORD = "VERL_CPU_RECORD"
 BACK_END = "VERL_CPU_BACK_END"
 BACK_END_MODULE = "VERL_CPU_BACK_END_MODULE"
+#: Who writes: the trainer's first rank; with their number, the server of a replica and the worker that feeds it.
 TRAINER = "trainer"
+REPLICA = "replica-"
+WORKER = "worker-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +48,33 @@ def digest(tensor: Any) -> str:
     return xxhash.xxh3_128_hexdigest(flat.view(torch.uint8).numpy())
 
 
-def write_down(writer: str, version: int | None, digests: dict[str, str]) -> None:
+def write_down(writer: str, version: int | None, facts: dict[str, Any]) -> None:
     """Appends one line to the writer's file. Does nothing where nobody asked for a record."""
     if folder := os.environ.get(RECORD):
         with (Path(folder) / f"{writer}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"version": version, "digests": digests}) + "\n")
+            file.write(json.dumps({"version": version, **facts}) + "\n")
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """What a writer has written down; nothing if it never did."""
+    if file.exists():
+        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
 
 
 def exactness(folder: Path) -> Exactness:
     """Compares every load of every rollout with what the trainer sent under that version."""
-    sent = dict(_lines(folder / f"{TRAINER}.jsonl"))
-    loads, differing, writers = 0, [], sorted(folder.glob("replica-*.jsonl"))
+    sent = {line["version"]: line["digests"] for line in lines(folder / f"{TRAINER}.jsonl")}
+    loads, differing, writers = 0, [], sorted(folder.glob(f"{REPLICA}*.jsonl"))
     for writer in writers:
-        for version, held in _lines(writer):
+        for line in lines(writer):
             loads += 1
-            published = sent.get(version, {})
+            published, held = sent.get(line["version"], {}), line["digests"]
             differing += [
-                (writer.stem, version, name)
+                (writer.stem, line["version"], name)
                 for name in sorted(published.keys() | held.keys())
                 if published.get(name) != held.get(name)
             ]
     return Exactness(loads, len(writers), tuple(differing))
-
-
-def _lines(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            yield entry["version"], entry["digests"]
 
 
 def _seen(weights: Iterable[tuple[str, Any]], version: int | None) -> Iterator[tuple[str, Any]]:
@@ -81,7 +83,7 @@ def _seen(weights: Iterable[tuple[str, Any]], version: int | None) -> Iterator[t
     for name, tensor in weights:
         digests[name] = digest(tensor)
         yield name, tensor
-    write_down(TRAINER, version, digests)
+    write_down(TRAINER, version, {"digests": digests})
 
 
 def install() -> type:
