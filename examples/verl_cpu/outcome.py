@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -71,6 +70,7 @@ class Outcome:
             "rewards": self.rewards,
             "sync_s": self.sync_s,
             "phases": self.phases,
+            "shares": shares(self.phases),
             "steps": len(self.rewards),
             "back_end": run.back_end,
             "manager": run.manager.value,
@@ -102,12 +102,23 @@ def read(run: Run) -> Outcome:
 
 
 def read_steps(file: Path) -> list[dict[str, float]]:
-    """The metrics of each step so far; a line that is still being written is left out."""
-    if not file.exists():
-        return []
-    text = file.read_text(encoding="utf-8")
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [json.loads(line)["data"] for line in lines]
+    """The metrics of each step so far."""
+    return [line["data"] for line in lines(file)]
+
+
+def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of all the time that trainer ranks spent in syncs, which part in each phase; of the rollouts', too.
+
+    Without the first step, in which memory is made and registered.
+    """
+    seconds: dict[str, float] = {}
+    sides: dict[str, float] = {}
+    for step in steps[1:]:
+        for phase, spent in step.items():
+            side = phase.partition("/")[0]
+            seconds[phase] = seconds.get(phase, 0.0) + spent
+            sides[side] = sides.get(side, 0.0) + spent
+    return {phase: spent / sides[phase.partition("/")[0]] for phase, spent in seconds.items() if spent > 0}
 
 
 def phases(step: Mapping[str, float], loads: Iterable[Mapping[str, float]]) -> dict[str, float]:

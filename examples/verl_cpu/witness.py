@@ -56,9 +56,10 @@ def write_down(writer: str, version: int | None, facts: dict[str, Any]) -> None:
 
 
 def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """What a writer has written down; nothing if it never did."""
+    """What a writer has written down, without a line that it was still writing; nothing if it never did."""
     if file.exists():
-        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        text = file.read_text(encoding="utf-8")
+        yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
 
 
 def exactness(folder: Path) -> Exactness:

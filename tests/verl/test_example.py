@@ -111,6 +111,16 @@ def test_phases_are_of_the_slowest(example: Example) -> None:
     assert found == {"trainer/gather": 2.0, "rollout/transfer": 3.0, "rollout/pull": 0.5, "rollout/load": 0.2}
 
 
+def test_shares_are_of_each_side(example: Example) -> None:
+    """Each side's shares add up to one; the first step, in which memory is made, does not count."""
+    steps = [
+        {"trainer/register": 9.0},
+        {"trainer/gather": 3.0, "trainer/stage": 1.0, "rollout/pull": 2.0},
+        {"trainer/gather": 3.0, "trainer/stage": 1.0, "rollout/pull": 2.0},
+    ]
+    assert example.outcome.shares(steps) == {"trainer/gather": 0.75, "trainer/stage": 0.25, "rollout/pull": 1.0}
+
+
 def test_line_that_is_being_written_is_left_out(example: Example, run: Any) -> None:
     """Steps are read while verl writes them."""
     whole = json.dumps({"step": 1, "data": {"critic/score/mean": 0.5}})
