@@ -13,14 +13,15 @@ import tensorhub
 from tests.repo.sources import ROOT
 
 CALLS = {"open", "publish", "replicate", "server_status", "server_versions", "shutdown"}
-VALUES = {"Hub", "Replication", "SourceUse", "Transfer", "AtLeast", "Newest"}
+OBJECTS = {"Hub", "Mirror", "Staging"}
+VALUES = {"Replication", "Staged", "SourceUse", "Transfer", "AtLeast", "Newest"}
 #: The three branches of the tree; every other error is a name of `tensorhub.errors`.
 ERRORS = {"TensorHubError", "UsageError", "Unavailable", "errors"}
-EXPORTS = CALLS | VALUES | ERRORS | {"__version__"}
+EXPORTS = CALLS | OBJECTS | VALUES | ERRORS | {"__version__"}
 #: Every public name of a hub that tests and users depend on.
 HUB = {
-    "close", "closed", "progress", "publish", "register", "replicate", "resume", "staged_bytes", "state", "status",
-    "suspend", "unpublish", "version", "versions", "wait", "watch",
+    "close", "closed", "progress", "publish", "register", "register_as_published", "replicate", "resume",
+    "staged_bytes", "state", "status", "suspend", "tensors", "unpublish", "version", "versions", "wait", "watch",
 }  # fmt: skip
 HEAVY = ("torch", "ray", "grpc", "mooncake", "nixl", "torch_npu")
 START_SECONDS = 60
