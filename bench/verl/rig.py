@@ -132,7 +132,9 @@ class Rig:
 
     def use(self, backend: str, options: Mapping[str, Any] | None = None) -> None:
         """From now on every process sends and receives by this back end, with these of its `engine_kwargs`."""
-        self.backend, self.options = backend, dict(options or {})
+        # Rigs share a Ray, and so a reference server: each model has a name there.
+        named = {"model": Path(self.config.model.path).name} if backend == "tensorhub" else {}
+        self.backend, self.options = backend, named | dict(options or {})
         self.trainer.use_backend(backend, MODULES[backend], self.options)
         if self.replicas:
             workers(self.replicas).use_backend(backend, MODULES[backend], self.options)
@@ -171,6 +173,12 @@ class Rig:
             self.replicas.remove(replica)
             for actor in [*replica.workers, *replica.servers]:
                 ray.kill(actor)
+
+    def close(self) -> None:
+        """End all its processes."""
+        self.drop(list(self.replicas))
+        for worker in self.trainer.workers:
+            ray.kill(worker)
 
 
 def workers(replicas: Sequence[Replica]) -> RayWorkerGroup:

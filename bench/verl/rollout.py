@@ -62,6 +62,8 @@ class KeepingAdapter(BaseRollout):
         self.hold_before: int | None = None
         self.holding = asyncio.Event()
         self.moving = asyncio.Event()
+        #: Set and replaced at the end of each update.
+        self.loaded = asyncio.Event()
 
     async def resume(self, tags: list[str]) -> None: ...
 
@@ -90,6 +92,8 @@ class KeepingAdapter(BaseRollout):
             raise RuntimeError(f"an update without {sorted(self.weights.keys() - given)}, which an earlier one had")
         self.global_steps = global_steps
         self.loads += 1
+        self.loaded.set()
+        self.loaded = asyncio.Event()
 
 
 class RolloutWorker(CheckpointEngineWorker):
@@ -120,6 +124,13 @@ class RolloutWorker(CheckpointEngineWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def wait_holding(self) -> None:
         await self.server_adapter.holding.wait()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def wait_step(self, global_steps: int) -> None:
+        """Return once an update with that step, or a later one, has ended."""
+        adapter = self.server_adapter
+        while adapter.global_steps is None or adapter.global_steps < global_steps:
+            await adapter.loaded.wait()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def move(self) -> None:

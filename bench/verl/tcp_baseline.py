@@ -16,6 +16,7 @@ import socket
 import struct
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from math import prod
 from typing import Any, cast
 
@@ -82,8 +83,12 @@ class TcpBaselineCheckpointEngine(CheckpointEngine):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def finalize(self) -> None:
-        for held in [*self._connections, *filter(None, [self._listener])]:
-            held.close()
+        for connection in self._connections:
+            with suppress(OSError):  # its peer may have gone
+                connection.shutdown(socket.SHUT_RDWR)  # wakes whoever still waits for bytes of a step that failed
+            connection.close()
+        if self._listener is not None:
+            self._listener.close()
         self._connections, self._listener = [], None
 
     async def send_weights(

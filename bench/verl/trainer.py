@@ -5,8 +5,11 @@ It decides how weights change between steps: by a real step of the optimizer, on
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +18,9 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from bench.verl.rollout import Sums, engine, fingerprint
+
+#: Longer than any test waits for anything.
+STILL_SECONDS = 300.0
 
 
 class TrainerWorker(ActorRolloutRefWorker):
@@ -60,6 +66,29 @@ class TrainerWorker(ActorRolloutRefWorker):
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 local.mul_(1.001)
         time.sleep(max(0.0, deadline - time.monotonic()))
+
+    def hold(self, before: int) -> None:
+        """Let this rank, the next time it hands over weights, stand still before the tensor of this number for good."""
+        engine_of = self.actor.engine
+        hand_over = engine_of.get_per_tensor_param
+        self.holding = threading.Event()
+
+        def held_back(**options: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
+            weights, other = hand_over(**options)
+
+            def one_by_one() -> Iterator[tuple[str, torch.Tensor]]:
+                for number, item in enumerate(weights):
+                    if number == before:
+                        self.holding.set()
+                        threading.Event().wait(STILL_SECONDS)
+                    yield item
+
+            return one_by_one(), other
+
+        engine_of.get_per_tensor_param = held_back
+
+    async def wait_holding(self) -> bool:
+        return await asyncio.to_thread(self.holding.wait, STILL_SECONDS)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sums(self, dtype: str | None = None) -> Sums:
