@@ -1,6 +1,6 @@
 # Everything a user or a CI needs. `make` prints what there is; ARGS="..." is handed on to the command of a target.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench example-verl clean
+.PHONY: help setup demo test test-verl check bench example-verl clean
 
 ARGS ?=
 QUESTION ?= pull
@@ -16,6 +16,10 @@ demo: setup ## move real weights from a trainer into rollouts and compare every 
 
 test: setup ## run the tests; ARGS="tests/unit -k digest"
 	@scripts/test $(ARGS)
+
+test-verl: ## run the tests against verl on CPU, in .venv-verl; ARGS="-k replica"
+	@[ -n "$$TENSORHUB_VERL_PYTHON" ] || scripts/setup-verl
+	@scripts/test-verl $(ARGS)
 
 check: setup ## format, lint, types, layers
 	@scripts/check

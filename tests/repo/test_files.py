@@ -20,6 +20,7 @@ SCRIPTS = [
     "scripts/check",
     "scripts/test",
     "scripts/test-gpu",
+    "scripts/test-verl",
     "scripts/proto",
     "scripts/mutate",
     ".ci/run",
