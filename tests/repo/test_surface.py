@@ -78,7 +78,7 @@ def test_readme_names_what_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("document", sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")))
+@pytest.mark.parametrize("document", sorted(str(at.relative_to(ROOT / "docs")) for at in (ROOT / "docs").rglob("*.md")))
 def test_documents_name_files_that_exist(document: str) -> None:
     """Every file that a document names exists, from the root of the repository or of the package."""
     named = re.findall(r"`([\w/.-]+\.(?:py|c|txt|proto|md))`", (ROOT / "docs" / document).read_text(encoding="utf-8"))
