@@ -14,7 +14,7 @@ from witness import WORKER, Exactness, exactness, lines
 #: The phases of a sync in order, as JSON and pictures name them. With verl's own manager, rollouts tell verl nothing:
 #: then there is only `pull`, the time until the first tensor came out of the back end.
 TRAINER_PHASES = ("drain", "gather", "stage", "register", "publish")
-ROLLOUT_PHASES = ("pull", "wait", "plan", "transfer", "verify", "install", "load")
+ROLLOUT_PHASES = ("pull", "wait", "plan", "drain", "register", "transfer", "verify", "install", "load")
 PREFIX = "tensorhub/"
 #: Of the keys that TensorHub's back end gives to verl: "tensorhub/rank0/gather_s" is a trainer rank's.
 RANK = "rank"
