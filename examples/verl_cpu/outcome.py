@@ -57,6 +57,8 @@ class Outcome:
                 f"rollouts differ from what was published in {len(self.exactness.differing)} tensors of "
                 f"{self.exactness.loads} loads: {list(self.exactness.differing[:3])}"
             )
+        if run.is_frozen and self.exactness.is_exact:
+            found.append("rollouts were to be frozen, and hold what was published all the same")
         if run.steps >= STEPS_TO_LEARN and self.gain is not None:
             if run.is_frozen and self.gain > FROZEN_GAIN_MAX:
                 found.append(f"rollouts were frozen, and the reward rose by {self.gain:.2f} > {FROZEN_GAIN_MAX} anyway")
