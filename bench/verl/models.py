@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
 WORDS = 250
 HEAD_WIDTH = 64
@@ -33,6 +34,7 @@ LARGE = Size(width=1024, inner=2816, layers=7)
 
 def make(folder: Path, size: Size, seed: int = 0) -> Path:
     """Configuration, weights and tokenizer of a model, in the folder."""
+    logging.disable_progress_bar()
     tokenizer().save_pretrained(folder)
     torch.manual_seed(seed)
     config = Qwen2Config(

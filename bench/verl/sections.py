@@ -118,9 +118,10 @@ def run(arguments: list[str], report: Report) -> None:
     guard.start()
     try:
         assert process.stdout is not None  # it is a pipe
-        for line in process.stdout:
-            said.append(line.rstrip())
-            report.tell(line.rstrip())
+        with process.stdout:
+            for line in process.stdout:
+                said.append(line.rstrip())
+                report.tell(line.rstrip())
         code = process.wait()
     finally:
         guard.cancel()

@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,12 @@ class TrainerWorker(ActorRolloutRefWorker):
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 local.mul_(1.001)
         time.sleep(max(0.0, deadline - time.monotonic()))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def drain(self) -> None:
+        """Gather every weight and use none: what any back end waits for."""
+        weights, _ = self.actor.engine.get_per_tensor_param()
+        await asyncio.to_thread(deque, weights, 0)
 
     def hold(self, before: int) -> None:
         """Let this rank, the next time it hands over weights, stand still before the tensor of this number for good."""

@@ -36,19 +36,19 @@ class _Follower:
 class Followers(Generic[C, V]):
     """Brings every consumer to the version announced last; versions that come while one is busy are skipped for it.
 
-    `await bring(consumer, version)` runs on a thread, and a loop, of the consumer's own, never twice at once for one of
-    them, and returns when the consumer uses the version. It may raise: then it is called again, for what is newest by
-    then, `TRIES` times in a row; or not at all when `is_gone` says that the error is the consumer's death.
-    `gave_up(consumer, error)` is told of who is brought to nothing any more; the others never notice.
+    `await bring(consumer, version, is_first)` runs on a thread, and a loop, of the consumer's own, never twice at once
+    for one of them, and returns when the consumer uses the version; `is_first` until it has. It may raise: then it is
+    called again, for what is newest by then, `TRIES` times in a row; or not at all when the error is one of `deaths`.
+    `gave_up(consumer)` is told of who is brought to nothing any more, the log why; the others never notice.
     """
 
     def __init__(
         self,
-        bring: Callable[[C, V], Coroutine[Any, Any, None]],
-        gave_up: Callable[[C, Exception], None],
-        is_gone: Callable[[Exception], bool] = lambda _: False,
+        bring: Callable[[C, V, bool], Coroutine[Any, Any, None]],
+        gave_up: Callable[[C], None],
+        deaths: type[Exception] | tuple[type[Exception], ...] = (),
     ) -> None:
-        self._bring, self._gave_up, self._is_gone = bring, gave_up, is_gone
+        self._bring, self._gave_up, self._deaths = bring, gave_up, deaths
         #: Guards what is below, and says that some of it has changed; held for moments only.
         self._changed = threading.Condition()
         self._followers: dict[C, _Follower] = {}
@@ -114,10 +114,11 @@ class Followers(Generic[C, V]):
                     return
                 count, version = self._count, self._newest
             try:
-                asyncio.run(self._bring(consumer, version))  # type: ignore[arg-type]  # announced, as it is behind
+                # Announced, as it is behind.
+                asyncio.run(self._bring(consumer, version, follower.held == 0))  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this consumer's alone
                 failures += 1
-                if failures >= TRIES or self._is_gone(error):
+                if failures >= TRIES or isinstance(error, self._deaths):
                     self._give_up(consumer, error)
                     return
                 _LOG.warning("%r was not brought to %r, again: %s", consumer, version, error)
@@ -129,5 +130,5 @@ class Followers(Generic[C, V]):
 
     def _give_up(self, consumer: C, error: Exception) -> None:
         _LOG.error("%r is given up, and the others go on without it: %s", consumer, error)
-        self._gave_up(consumer, error)
+        self._gave_up(consumer)
         self.remove([consumer])

@@ -11,8 +11,10 @@ import asyncio
 import os
 import secrets
 import socket
+from collections import ChainMap
 from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ray
@@ -27,7 +29,9 @@ from tensorhub import Mirror, Replication, Staged, Staging
 from tensorhub.errors import VersionUnavailable
 from tensorhub.integrations.followers import Followers
 
-_Options = dict[str, Any]
+Weights = Iterable[tuple[str, torch.Tensor]]
+#: What verl hands to a method, by name: one for each process.
+Arguments = dict[str, list[Any]]
 
 #: How often a replica that generates on is asked whether its copy is complete.
 POLL_S = 0.02
@@ -36,7 +40,7 @@ FIRST_S = 600.0
 
 
 @CheckpointEngineRegistry.register("tensorhub")
-class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl has no types
+class TensorHubCheckpointEngine(CheckpointEngine):
     """Trainer ranks publish copies of disjoint parts; each rollout worker keeps a copy of all, and serves it on.
 
     Options come from `checkpoint_engine.engine_kwargs.tensorhub`. `dtype` is what floating-point tensors are cast to,
@@ -45,8 +49,8 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl
 
     def __init__(
         self,
-        bucket_size: int,
-        is_master: bool = False,
+        bucket_size: int,  # noqa: ARG002 - nothing is sent, so there is no bucket to fill
+        is_master: bool = False,  # noqa: ARG002 - and no rank that sends
         *,
         model: str = "policy",
         dtype: str | None = None,
@@ -56,21 +60,21 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl
         timeout_s: float = 600.0,
         server: str | None = None,
         engine: str | Sequence[str] = "auto",
-        location: str | None = None,
     ) -> None:
-        del bucket_size, is_master  # nothing is sent, so there is no bucket to fill and no rank that sends
-        self._model, self._timeout_s = model, timeout_s
-        self._copies: _Options = {"sets": staging_sets, "dtype": dtype, "keep_dtype": keep_dtype, "drain_s": drain_s}
-        node = get_node_ip_address()  # type: ignore[no-untyped-call]
-        place = location or os.environ.get("TENSORHUB_LOCATION") or f"dc/rack/{node}"
-        server = server or os.environ.get("TENSORHUB_SERVER") or "ray://tensorhub"
-        self._place: _Options = {"server": server, "engine": engine, "location": place}
         #: This process: the trainer that its first rank names, with a lineage of its own; or a rollout's worker.
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._seat: _Options = {}
-        self._last = -1
+        server = server or os.environ.get("TENSORHUB_SERVER") or "ray://tensorhub"
+        # Workers of one node are near each other: bytes cross to it once.
+        place = os.environ.get("TENSORHUB_LOCATION") or f"dc/rack/{get_node_ip_address()}"
+        at: dict[str, Any] = {"server": server, "engine": engine, "location": place}
+        self._stage = partial(
+            Staging, model, sets=staging_sets, dtype=dtype, keep_dtype=keep_dtype, drain_s=drain_s, **at
+        )
+        self._mirror = Mirror(model, replica=self._name, **at)
+        self._timeout_s = timeout_s
         self._staging: Staging | None = None
-        self._mirror = Mirror(model, replica=self._name, **self._place)
+        self._seat: dict[str, Any] = {}
+        self._last = -1
         #: A version on its way, or here but not loaded.
         self._ahead: tuple[int, Future[Replication]] | None = None
         self._thread = ThreadPoolExecutor(1, "tensorhub-verl")
@@ -79,9 +83,7 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl
         return {"life": self._name, "last": self._last}
 
     @classmethod
-    def build_topology(
-        cls, actors: int, rollouts: int, metadata: list[dict[str, Any]]
-    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    def build_topology(cls, actors: int, rollouts: int, metadata: list[Any]) -> tuple[Arguments, Arguments]:
         """The first rank names the trainer, and says which version was its last."""
         first = metadata[0]
         seats = {"rank": list(range(actors)), "ranks": [actors] * actors, "life": [first["life"]] * actors}
@@ -94,15 +96,13 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl
     def finalize(self) -> None:
         """A version stays readable until the turn of its memory comes again."""
 
-    async def send_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
-    ) -> dict[str, Any]:
+    async def send_weights(self, weights: Weights, global_steps: int | None = None) -> dict[str, Any]:
         version, device = self._version(global_steps), get_torch_device().current_device()
         return await asyncio.wrap_future(self._thread.submit(self._send, weights, version, device))
 
-    def _send(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, device: Any) -> dict[str, Any]:
+    def _send(self, weights: Weights, version: int, device: Any) -> dict[str, Any]:
         get_torch_device().set_device(device)  # gathering is collective, and a thread has a device of its own
-        self._staging = self._staging or Staging(self._model, **self._seat, **self._copies, **self._place)
+        self._staging = self._staging or self._stage(**self._seat)
         done = self._staging.publish(version, weights, timeout=self._timeout_s)
         self._last = version
         return {"tensorhub/version": version, **_metrics(f"rank{self._seat['shard']}", done)}
@@ -130,7 +130,7 @@ class TensorHubCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl
         return max(self._last + 1, step or 0)
 
 
-class TensorHubCheckpointManager(CheckpointEngineManager):  # type: ignore[misc]  # verl has no types
+class TensorHubCheckpointManager(CheckpointEngineManager):
     """The trainer goes on as soon as it has published; each replica then pulls while it generates, and stops to load.
 
     A replica that is added comes to the newest version at once; one that dies, or fails again and again, is left out.
@@ -140,9 +140,7 @@ class TensorHubCheckpointManager(CheckpointEngineManager):  # type: ignore[misc]
         super().__init__(config, actor_wg, replicas)
         #: The newest of each key: of the ranks that published, and of the workers that pulled.
         self._metrics: dict[str, Any] = {}
-        #: Replicas that hold a version; the others hold dummy weights.
-        self._loaded: set[Any] = set()
-        self._followers = Followers(self._load, self._leave_out, lambda error: isinstance(error, RayActorError))
+        self._followers = Followers(self._load, lambda replica: self.remove_replicas([replica]), RayActorError)
         self._followers.add(replicas)
 
     def add_replicas(self, replicas: list[Any]) -> None:
@@ -153,7 +151,7 @@ class TensorHubCheckpointManager(CheckpointEngineManager):  # type: ignore[misc]
         self._followers.remove(replicas)
         super().remove_replicas(replicas)
 
-    @auto_await  # type: ignore[untyped-decorator]
+    @auto_await
     async def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
         """Publish; wait for rollouts only before the first version, while they hold dummy weights."""
         actors, count, is_first = self.actor_wg, self.actor_wg.world_size, not self._metrics
@@ -161,7 +159,7 @@ class TensorHubCheckpointManager(CheckpointEngineManager):  # type: ignore[misc]
             ranks = ray.get(actors.execute_checkpoint_engine(["prepare"] * count))
             seats, _ = self.backend_cls.build_topology(count, 0, ranks)
             ray.get(actors.execute_checkpoint_engine(["init_process_group"] * count, **seats))
-        self._metrics |= _merged(ray.get(actors.update_weights(global_steps=global_steps, mode=self.backend)))
+        self._metrics |= ChainMap(*ray.get(actors.update_weights(global_steps=global_steps, mode=self.backend)))
         self._followers.announce((self._metrics["tensorhub/version"], global_steps))
         if is_first:
             self._followers.wait(FIRST_S)
@@ -169,9 +167,9 @@ class TensorHubCheckpointManager(CheckpointEngineManager):  # type: ignore[misc]
             raise VersionUnavailable("no rollout replica is left to use it; the log says why each was given up")
         return dict(self._metrics)
 
-    async def _load(self, replica: Any, news: tuple[int, int | None]) -> None:
+    async def _load(self, replica: Any, news: tuple[int, int | None], is_first: bool) -> None:
         version, step = news
-        if replica not in self._loaded:
+        if is_first:
             await replica.abort_all_requests()  # nothing shall be generated from dummy weights
         while None in (pulled := await _all(replica, "execute_checkpoint_engine", "prefetch", version)):
             await asyncio.sleep(POLL_S)
@@ -180,20 +178,12 @@ class TensorHubCheckpointManager(CheckpointEngineManager):  # type: ignore[misc]
         await _all(replica, "update_weights", step)
         await replica.resume_kv_cache()
         await replica.resume_generation()
-        self._loaded.add(replica)
-        self._metrics |= _merged(pulled)
-
-    def _leave_out(self, replica: Any, _error: Exception) -> None:
-        super().remove_replicas([replica])
+        self._metrics |= ChainMap(*pulled)
 
 
 async def _all(replica: Any, method: str, *arguments: object) -> list[Any]:
     """What the method of each of a replica's workers returns."""
     return await asyncio.gather(*(getattr(worker, method).remote(*arguments) for worker in replica.workers))
-
-
-def _merged(metrics: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return {key: value for one in metrics for key, value in one.items()}
 
 
 def _metrics(who: str, done: Staged | Replication) -> dict[str, Any]:

@@ -32,11 +32,10 @@ def test_a_replica_killed_in_the_middle(either: Rig) -> None:
     assert [got.sums for got in held(either.replicas[:2])] == [either.sums()] * 2
 
 
-@pytest.mark.parametrize("backend", ["tensorhub"])
-def test_a_trainer_rank_killed_while_it_publishes(doomed: Rig, backend: str) -> None:
+def test_a_trainer_rank_killed_while_it_publishes(doomed: Rig) -> None:
     """missing_shard_refused: a rank dies half way through its part: the sync fails by naming the dead actor, and no
     replica is given anything of the step."""
-    doomed.use(backend)
+    doomed.use("tensorhub")
     manager = doomed.manager()
     manager.update_weights(doomed.train())
     before = doomed.sums()

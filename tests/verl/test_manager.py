@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ray
@@ -14,7 +15,7 @@ SOON_SECONDS = 60.0
 
 
 @pytest.fixture
-def manager(hub: Rig) -> Iterator[object]:
+def manager(hub: Rig) -> Iterator[Any]:
     """Of all replicas, which hold a first version."""
     from tensorhub.integrations.verl import TensorHubCheckpointManager
 
@@ -24,7 +25,7 @@ def manager(hub: Rig) -> Iterator[object]:
     found.remove_replicas(list(found.replicas))
 
 
-def test_the_first_version_is_everywhere_when_it_returns(hub: Rig, manager: object) -> None:
+def test_the_first_version_is_everywhere_when_it_returns(hub: Rig, manager: Any) -> None:
     """Rollouts begin with dummy weights: the first update returns when every replica holds it and generates."""
     expected = hub.sums()
     assert [got.sums for got in held(hub.replicas)] == [expected] * 2
@@ -32,7 +33,7 @@ def test_the_first_version_is_everywhere_when_it_returns(hub: Rig, manager: obje
     assert [generating for generating, _ in seen] == [True, True]
 
 
-def test_the_trainer_waits_for_nobody(hub: Rig, manager: object) -> None:
+def test_the_trainer_waits_for_nobody(hub: Rig, manager: Any) -> None:
     """While one replica stands still in the middle of loading, steps go on, and reach the other; when it moves again it
     comes to the newest at once, bit for bit."""
     slow, quick = hub.replicas
@@ -51,7 +52,7 @@ def test_the_trainer_waits_for_nobody(hub: Rig, manager: object) -> None:
     assert [(got.global_steps, got.sums) for got in held([slow])] == [(step, expected)]
 
 
-def test_a_late_replica_needs_no_step(hub: Rig, manager: object) -> None:
+def test_a_late_replica_needs_no_step(hub: Rig, manager: Any) -> None:
     """One that is added comes to the newest version at once, though the trainer publishes nothing more."""
     step = hub.train()
     manager.update_weights(step)
@@ -61,7 +62,7 @@ def test_a_late_replica_needs_no_step(hub: Rig, manager: object) -> None:
     assert [got.sums for got in held([late])] == [hub.sums()]
 
 
-def test_a_replica_that_dies_costs_nobody(hub: Rig, manager: object) -> None:
+def test_a_replica_that_dies_costs_nobody(hub: Rig, manager: Any) -> None:
     """reader_killed: one dies while it loads. No update fails, the others have every step, and it is left out."""
     (victim,) = hub.grow(1)
     manager.add_replicas([victim])

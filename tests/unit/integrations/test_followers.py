@@ -20,13 +20,14 @@ class Rollouts:
 
     def __init__(self) -> None:
         self.brought: dict[str, list[int]] = {}
-        self.given_up: dict[str, Exception] = {}
+        self.given_up: list[str] = []
+        self.firsts: list[tuple[str, int]] = []
         self.fails: dict[str, list[Exception]] = {}
         self.gates: dict[str, threading.Event] = {}
         self.arrived: dict[str, threading.Event] = {}
-        self.all = Followers(self.bring, self.give_up, lambda error: isinstance(error, ConnectionError))
+        self.all = Followers(self.bring, self.give_up, ConnectionError)
 
-    async def bring(self, name: str, version: int) -> None:
+    async def bring(self, name: str, version: int, is_first: bool) -> None:
         await asyncio.sleep(0)  # there is a loop to await on
         if name in self.arrived:
             self.arrived[name].set()
@@ -35,9 +36,12 @@ class Rollouts:
         if self.fails.get(name):
             raise self.fails[name].pop(0)
         self.brought.setdefault(name, []).append(version)
+        if is_first:
+            self.firsts.append((name, version))
 
-    def give_up(self, name: str, error: Exception) -> None:
-        self.given_up[name] = error
+    def give_up(self, name: str) -> None:
+        self.all.remove([name])  # as a manager does that forgets it
+        self.given_up.append(name)
 
     def hold(self, name: str) -> tuple[threading.Event, threading.Event]:
         """(has begun, may go on) of that consumer's next versions."""
@@ -62,6 +66,7 @@ def test_all_are_brought_to_what_is_announced(rollouts: Rollouts) -> None:
         rollouts.all.wait(PATIENCE_S)
     assert rollouts.brought == {"a": [1, 2], "b": [1, 2]}
     assert rollouts.all.lags() == {"a": 0, "b": 0}
+    assert sorted(rollouts.firsts) == [("a", 1), ("b", 1)]
 
 
 def test_a_slow_one_skips_and_holds_up_nobody(rollouts: Rollouts) -> None:
@@ -101,11 +106,11 @@ def test_a_failure_is_tried_again_with_what_is_newest_then(rollouts: Rollouts) -
     rollouts.all.announce(2)
     go_on.set()
     rollouts.all.wait(PATIENCE_S)
-    assert (rollouts.brought["a"], rollouts.given_up) == ([2], {})
+    assert (rollouts.brought["a"], rollouts.given_up) == ([2], [])
     rollouts.fails["a"] = [RuntimeError("again")] * (TRIES - 1)
     rollouts.all.announce(3)
     rollouts.all.wait(PATIENCE_S)
-    assert (rollouts.brought["a"], rollouts.given_up) == ([2, 3], {})
+    assert (rollouts.brought["a"], rollouts.given_up) == ([2, 3], [])
 
 
 @pytest.mark.parametrize("failures", [[ConnectionError("it died")], [RuntimeError(f"{n}") for n in range(TRIES)]])
@@ -115,7 +120,7 @@ def test_one_that_is_dead_or_broken_is_given_up_alone(rollouts: Rollouts, failur
     rollouts.all.add(["bad", "good"])
     rollouts.all.announce(1)
     rollouts.all.wait(PATIENCE_S)
-    assert rollouts.given_up == {"bad": failures[-1]}
+    assert rollouts.given_up == ["bad"]
     assert (rollouts.brought, rollouts.all.lags()) == ({"good": [1]}, {"good": 0})
 
 
