@@ -14,7 +14,7 @@ from witness import WORKER, Exactness, exactness, lines
 #: The phases of a sync in order, as JSON and pictures name them. With verl's own manager, rollouts tell verl nothing:
 #: then there is only `pull`, the time until the first tensor came out of the back end.
 TRAINER_PHASES = ("drain", "gather", "stage", "register", "publish")
-ROLLOUT_PHASES = ("pull", "wait", "plan", "transfer", "verify", "install", "load")
+ROLLOUT_PHASES = ("pull", "wait", "plan", "drain", "register", "transfer", "verify", "install", "load")
 PREFIX = "tensorhub/"
 #: Of the keys that TensorHub's back end gives to verl: "tensorhub/rank0/gather_s" is a trainer rank's.
 RANK = "rank"
@@ -57,6 +57,8 @@ class Outcome:
                 f"rollouts differ from what was published in {len(self.exactness.differing)} tensors of "
                 f"{self.exactness.loads} loads: {list(self.exactness.differing[:3])}"
             )
+        if run.is_frozen and self.exactness.is_exact:
+            found.append("rollouts were to be frozen, and hold what was published all the same")
         if run.steps >= STEPS_TO_LEARN and self.gain is not None:
             if run.is_frozen and self.gain > FROZEN_GAIN_MAX:
                 found.append(f"rollouts were frozen, and the reward rose by {self.gain:.2f} > {FROZEN_GAIN_MAX} anyway")

@@ -61,6 +61,9 @@ def main() -> int:
             console.print(f"[red]failed[/red]: {error}", highlight=False)
             _print_tail(folder / "verl.log", console)
             return 1
+        except KeyboardInterrupt:
+            console.print("interrupted; all processes have ended")
+            return 128 + signal.SIGINT
         came = outcome.read(run)
     if options.json:
         options.json.write_text(json.dumps(came.as_json(run), indent=1) + "\n", encoding="utf-8")

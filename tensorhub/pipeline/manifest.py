@@ -191,11 +191,13 @@ class Manifest:
         return manifest
 
     def differences(self, other: Manifest, only: Collection[str] | None = None) -> list[str]:
-        """Every difference in names, shapes and dtypes, by name. "here" is this manifest, "there" the other.
+        """Every difference in names, shapes, dtypes and sizes, by name. "here" is this manifest, "there" the other.
 
         With `only`, those of the names asked for; one that this manifest lacks is the asker's mistake.
+        A peer's manifest may give a dtype elements of another size: its bytes would not end where the tensor does.
         """
-        if only is None and (self.names, self.dtypes, self.shapes) == (other.names, other.dtypes, other.shapes):
+        is_same = (self.names, self.dtypes, self.shapes) == (other.names, other.dtypes, other.shapes)
+        if only is None and is_same and np.array_equal(self.nbytes, other.nbytes):
             return []
         here, there = self.index, other.index
         found: list[str] = []
@@ -214,6 +216,8 @@ class Manifest:
                 found.append(f"{name!r}: shape {shown(self.shapes[i])} here, {shown(other.shapes[j])} there")
             if self.dtypes[i] != other.dtypes[j]:
                 found.append(f"{name!r}: dtype {self.dtypes[i]} here, {other.dtypes[j]} there")
+            elif self.shapes[i] == other.shapes[j] and self.nbytes[i] != other.nbytes[j]:
+                found.append(f"{name!r}: {self.nbytes[i]} bytes here, {other.nbytes[j]} there, as {self.dtypes[i]}")
         return found
 
     def tensor_at(self, stream_offset: int) -> str:

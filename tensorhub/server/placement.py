@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from operator import itemgetter
 
 from tensorhub.server.settings import CANDIDATES_MAX, DEPTH_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import Holding, HoldingState, Slot
@@ -120,7 +121,8 @@ def _is_one_coming(slot: Slot, places: list[Place], reader: Reader) -> bool:
     if reader.filling is not None:
         if reader.filling.asked and reader.filling.member.slow:
             return True
-        return any(_is_behind(entry[2], reader, reader.filling) for entry in _idle_entries(slot, places[-1]))
+        # None of these fits, or it had been found: what those lack that it may read from at all is bytes.
+        return any(_may_read(entry[2], reader) for entry in _idle_entries(slot, places[-1]))
     is_kept = any(_is_kept(entry[2]) for entry in _idle_entries(slot, places[-1]))
     return is_kept or any(not places[-1] or places[-1][0] == here[0] for here in slot.promises)
 
@@ -136,17 +138,6 @@ def _is_kept(holding: Holding) -> bool:
     return any(reader.asked for reader in holding.readers.values())
 
 
-def _is_behind(holding: Holding, reader: Reader, filling: Holding) -> bool:
-    """Whether it would fit if it only had more, and does not get it from this reader."""
-    if holding.state is not HoldingState.FILLING or holding.watermark >= filling.watermark:
-        return False
-    if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
-        return False
-    if holding is filling.upstream:
-        return False
-    return _depth(holding, filling) is not None
-
-
 def of_replica(slot: Slot, replica: ReplicaId) -> Iterator[Holding]:
     """What a replica holds of this shard."""
     known = slot.record.model.replicas.get(replica)
@@ -157,14 +148,20 @@ def of_replica(slot: Slot, replica: ReplicaId) -> Iterator[Holding]:
 
 def fits(holding: Holding, reader: Reader) -> bool:
     """Whether this reader may read from it, leaving load and distance aside."""
+    filling = reader.filling
+    is_partial = holding.state is HoldingState.FILLING
+    if filling is not None and is_partial and holding.watermark < filling.watermark:
+        return False
+    return _may_read(holding, reader)
+
+
+def _may_read(holding: Holding, reader: Reader) -> bool:
+    """Whether it would fit if only it had enough bytes; it never gets them from this reader."""
     if holding.member.replica.id == reader.replica or holding.generation in reader.suspects:
         return False
     filling = reader.filling
     if filling is not None and holding is filling.upstream and reader.patient:
         return False  # it was asked to leave this one
-    partial = holding.state is HoldingState.FILLING
-    if filling is not None and partial and holding.watermark < filling.watermark:
-        return False
     depth = _depth(holding, filling)
     return depth is not None and depth + (0 if filling is None else filling.height) <= DEPTH_MAX
 
@@ -249,8 +246,8 @@ def has_idle(slot: Slot, place: Place) -> bool:
 
 def _scopes(location: Location) -> list[list[Place]]:
     """The places within the reader's data centre, nearest first, and then what lies beyond it."""
-    places = prefixes(location)
-    return [places[:-1], places[-1:]] if location.parts else [places]
+    *within, everywhere = prefixes(location)
+    return [within, [everywhere]] if within else [[everywhere]]
 
 
 def _best(slot: Slot, place: Place, reader: Reader, rows: tuple[int, ...], *, idle: bool) -> Holding | None:
@@ -258,11 +255,11 @@ def _best(slot: Slot, place: Place, reader: Reader, rows: tuple[int, ...], *, id
     if shelf is None:
         return None
     firsts = [
-        (first[0], _below(first), row == PARTIAL, first[1], first[2])
+        ((first[0], _below(first), row == PARTIAL), first[2])
         for row in rows
         if (first := _first(_fitting(shelf.rows[row], reader, idle=idle))) is not None
     ]
-    return min(firsts, key=lambda first: first[:4])[4] if firsts else None
+    return min(firsts, key=itemgetter(0))[1] if firsts else None
 
 
 def _first(entries: Iterator[Entry]) -> Entry | None:

@@ -18,16 +18,23 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tensorhub.server.roots": (f"{SERVER}/test_versions.py", f"{SERVER}/test_returning.py", f"{SERVER}/test_groups.py"),
     "tensorhub.pipeline.counter": (f"{PIPELINE}/test_counter.py",),
     "tensorhub.pipeline.exposure": (f"{PIPELINE}/test_exposure.py",),
+    "tensorhub.pipeline.plan": (f"{PIPELINE}/test_plan.py",),
     "tensorhub.server.offers": (
+        f"{SERVER}/test_listing.py",
         f"{SERVER}/test_offers.py",
         f"{SERVER}/test_graph.py",
         f"{SERVER}/test_placement.py",
         f"{SERVER}/test_lifecycles.py",
     ),
     "tensorhub.server.placement": (
+        f"{SERVER}/test_choice.py",
         f"{SERVER}/test_placement.py",
         f"{SERVER}/test_graph.py",
         f"{SERVER}/test_offers.py",
     ),
-    "tensorhub.server.returning": (f"{SERVER}/test_returning.py", f"{SERVER}/test_hostile.py"),
+    "tensorhub.server.returning": (
+        f"{SERVER}/test_returning_claims.py",
+        f"{SERVER}/test_returning.py",
+        f"{SERVER}/test_hostile.py",
+    ),
 }

@@ -83,7 +83,9 @@ def copy(tmp_path: Path) -> Path:
 
 def manager_in(copy: Path, *configured: str) -> str:
     """Which class the trainer of this copy of verl makes its manager of."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "VERL_LOGGING_LEVEL": "WARN", "HF_HUB_OFFLINE": "1"}
+    # Of this process's environment nothing that names modules for verl to load: they are not on this path.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
+    environment = {**inherited, "PYTHONPATH": str(copy), "VERL_LOGGING_LEVEL": "WARN", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", BUILD, *configured]
     done = subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False

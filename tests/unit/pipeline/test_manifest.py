@@ -126,6 +126,15 @@ def test_differences_lists_all_by_name() -> None:
     assert here.differences(Manifest.decode(here.encode())) == []
 
 
+@pytest.mark.parametrize("only", [None, ["a", "b"]])
+def test_elements_of_another_size_are_a_difference(only: list[str] | None) -> None:
+    """A peer's manifest of equal names, shapes and dtypes, whose dtype has wider elements, fits no tensor here: its
+    bytes would be written beyond them."""
+    here = Manifest.build(["a", "b"], ["float32", "int8"], [(3,), (2,)], [12, 2])
+    there = Manifest.build(["a", "b"], ["float32", "int8"], [(3,), (2,)], [24, 2])
+    assert here.differences(there, only) == ["'a': 12 bytes here, 24 there, as float32"]
+
+
 BAD_COLUMNS = {
     "twice": (["a", "a"], ["int8"] * 2, [(1,)] * 2, [1, 1], None, None),
     "long": (["a" * 1025], ["int8"], [(1,)], [1], None, None),

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub.errors import Broken, LayoutMismatch, SourceFailed, Where
-from tensorhub.pipeline.manifest import Manifest
+from tensorhub.errors import Broken, SourceFailed
 from tensorhub.pipeline.memory_map import MemoryMap
-from tensorhub.pipeline.plan import check_compatible, ranges
+from tensorhub.pipeline.plan import ranges
 
 
 @st.composite
@@ -140,32 +139,3 @@ def test_mutated_maps_are_refused_or_tile_the_stream(data: st.DataObject) -> Non
         return
     assert memory.encode() == bytes(mutated)
     assert int(memory.slice_runs(0, 321)[1].sum()) == 321
-
-
-def manifest(entries: dict[str, tuple[tuple[int, ...], str, int]]) -> Manifest:
-    return Manifest.build(
-        entries, [e[1] for e in entries.values()], [e[0] for e in entries.values()], [e[2] for e in entries.values()]
-    )
-
-
-def test_a_version_that_does_not_fit_is_refused_with_every_reason() -> None:
-    """shape_mismatch_early, dtype_mismatch_early, dest_without_source, source_without_dest: before any byte moves."""
-    mine = manifest({"a": ((2, 3), "int8", 6), "b": ((4,), "int8", 4), "mine": ((), "int8", 1)})
-    theirs = manifest({"a": ((3, 2), "int8", 6), "b": ((4,), "uint8", 4), "theirs": ((), "int8", 1)})
-    with pytest.raises(LayoutMismatch) as caught:
-        check_compatible(mine, theirs, Where(model="actor"))
-    assert caught.value.message.endswith(
-        "'a': shape (2, 3) here, (3, 2) there; 'b': dtype int8 here, uint8 there; "
-        "'mine': missing there; 'theirs': missing here"
-    )
-    assert caught.value.where.model == "actor"
-
-
-def test_nothing_is_no_version_of_something() -> None:
-    """every_byte_written_once: a version without bytes cannot satisfy tensors that have some, nor the reverse."""
-    nothing, something = manifest({}), manifest({"a": ((4,), "int8", 4)})
-    with pytest.raises(LayoutMismatch, match="'a': missing there"):
-        check_compatible(something, nothing, Where())
-    with pytest.raises(LayoutMismatch, match="'a': missing here"):
-        check_compatible(nothing, something, Where())
-    check_compatible(nothing, manifest({}), Where())

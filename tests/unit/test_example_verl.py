@@ -128,17 +128,31 @@ def test_line_that_is_being_written_is_left_out(example: Example, run: Any) -> N
     assert example.outcome.read_steps(run.metrics) == [{"critic/score/mean": 0.5}]
 
 
+EXACT, DIFFERING = (), (("replica-0", 1, "w"),)
+
+
 @pytest.mark.parametrize(
-    ("is_frozen", "last", "complaint"),
-    [(False, 0.9, None), (False, 0.6, "rose by 0.10 only"), (True, 0.55, None), (True, 0.9, "were frozen")],
+    ("is_frozen", "last", "differing", "complaint"),
+    [
+        (False, 0.9, EXACT, None),
+        (False, 0.6, EXACT, "rose by 0.10 only"),
+        (False, 0.9, DIFFERING, "differ from what was published"),
+        (True, 0.55, DIFFERING, None),
+        (True, 0.9, DIFFERING, "were frozen"),
+        (True, 0.55, EXACT, "were to be frozen"),
+    ],
 )
-def test_judgement_of_learning(
-    example: Example, tmp_path: Path, is_frozen: bool, last: float, complaint: str | None
+def test_judgement(
+    example: Example,
+    tmp_path: Path,
+    is_frozen: bool,
+    last: float,
+    differing: tuple[tuple[str, int, str], ...],
+    complaint: str | None,
 ) -> None:
-    """A real run has to learn; one whose rollouts keep the first version must not."""
-    manager = example.recipe.Manager.STOCK
-    run = example.recipe.Run(40, "tensorhub", "", manager, is_frozen, tmp_path)
-    exact = example.witness.Exactness(loads=82, replicas=2, differing=())
+    """A real run has to learn and to be exact; one whose rollouts keep the first version must be neither."""
+    run = example.recipe.Run(40, "tensorhub", "", example.recipe.Manager.STOCK, is_frozen, tmp_path)
+    exact = example.witness.Exactness(loads=82, replicas=2, differing=differing)
     nothing = [0.0] * 40
     came = example.outcome.Outcome([0.5] * 30 + [last] * 10, nothing, [{}] * 40, nothing, nothing, exact)
     assert [complaint in found for found in came.complaints(run)] == ([True] if complaint else [])
