@@ -47,6 +47,7 @@ def sync(tell: Tell) -> Seconds:
         found: Seconds = {}
         for count in REPLICAS:
             turns = {f"{backend}_{count}": one_sync(rig, backend, rig.replicas[:count]) for backend in BACKENDS}
+            turns[f"gather_{count}"] = lambda: gather(rig)
             for name, turn in turns.items():
                 tell(f"warming {name}")
                 for _ in range(WARM_STEPS):
@@ -72,6 +73,13 @@ def one_sync(rig: Rig, backend: str, replicas: Sequence[Replica]) -> Callable[[]
     return turn
 
 
+def gather(rig: Rig) -> float:
+    """Seconds in which the trainer's ranks put every full tensor together and use none: before any back end begins."""
+    began = time.perf_counter()
+    ray.get(rig.trainer.drain())
+    return time.perf_counter() - began
+
+
 def stall(tell: Tell) -> Seconds:
     """Seconds per step that the trainer does not compute, under verl's manager and under ours, on the same back end."""
     from verl.checkpoint_engine import CheckpointEngineManager
@@ -86,6 +94,7 @@ def stall(tell: Tell) -> Seconds:
         turns: dict[str, Callable[[], float]] = {
             "ours": lambda: several_steps(rig, TensorHubCheckpointManager),
             "stock": lambda: several_steps(rig, CheckpointEngineManager),
+            "gather": lambda: gather(rig),
         }
         for name, turn in turns.items():
             tell(f"warming {name}")

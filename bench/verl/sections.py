@@ -54,6 +54,10 @@ def sync(report: Report) -> None:
         for count in counts
     ]
     report.ratios += [*found, replace(max(found, key=lambda one: one.value), name="verl_sync_over_baseline")]
+    report.ratios += [
+        ratio(f"verl_gather_over_baseline_{count}", seconds[f"gather_{count}"], seconds[f"tcp_baseline_{count}"])
+        for count in counts
+    ]
 
 
 def stall(report: Report) -> None:
@@ -62,7 +66,7 @@ def stall(report: Report) -> None:
     for name, values in seconds.items():
         report.add(f"verl_trainer_stall_{name}", "s", sample(values))
     found = ratio("verl_trainer_stall_over_stock", seconds["ours"], seconds["stock"], at_most=STALL_OVER_STOCK_MAX)
-    report.ratios.append(found)
+    report.ratios += [found, ratio("verl_gather_over_stock", seconds["gather"], seconds["stock"])]
 
 
 def reward(report: Report) -> None:

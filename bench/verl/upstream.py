@@ -30,7 +30,9 @@ def pytest_configure(config: Any) -> None:
     home = tempfile.mkdtemp(prefix="verl-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     modules = "examples.verl_cpu.cpu_platform,bench.verl.stand_in"
-    os.environ.update(environment() | {"VERL_USE_EXTERNAL_MODULES": modules, "HOME": home})
+    # The search path stays: in it verl's folder `tests` comes before ours.
+    changed = {"VERL_USE_EXTERNAL_MODULES": modules, "HOME": home, "PYTHONPATH": os.environ["PYTHONPATH"]}
+    os.environ.update(environment() | changed)
     os.environ.pop("RAY_ADDRESS", None)
 
     import ray
