@@ -18,8 +18,8 @@ from tensorhub.errors import BadRequest, LayoutMismatch, UsageError, Where
 from tensorhub.pipeline.manifest import Manifest
 from tensorhub.pipeline.memory_map import MemoryMap
 
-#: Makes a tensor of a shape and dtype whose contents do not matter: contiguous, in host memory, of its own storage.
-Make = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+#: Makes the tensor of a name, a shape and a dtype, whose contents do not matter: contiguous, and in host memory.
+Make = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class AsPublished:
     @classmethod
     def of(cls, name: str, make: Make | None, where: Where) -> AsPublished:
         """An empty set of that name, whose tensors `make` will make."""
-        return cls(register({}, name=name, where=where), make or _plain)
+        return cls(register({}, name=name, where=where), make or plain)
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ def allocate(manifest: Manifest, make: Make, where: Where) -> dict[str, torch.Te
     entries = list(zip(manifest.names, manifest.dtypes, manifest.shapes, parents, strict=True))
     for name, dtype, shape, parent in entries:
         if parent < 0:
-            made[name] = _checked(make(shape, dtypes[dtype]), shape, dtypes[dtype], name, where)
+            made[name] = _checked(make(name, shape, dtypes[dtype]), shape, dtypes[dtype], name, where)
     for row, (name, dtype, shape, parent) in enumerate(entries):
         if parent >= 0:
             first, nbytes = int(manifest.parent_offset[row]), int(manifest.nbytes[row])
@@ -125,7 +125,9 @@ def allocate(manifest: Manifest, make: Make, where: Where) -> dict[str, torch.Te
     return made
 
 
-def _plain(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def plain(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Ordinary memory."""
+    del name
     return torch.empty(shape, dtype=dtype)
 
 
@@ -133,7 +135,7 @@ def _checked(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, n
     is_wanted = tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu
     if not is_wanted:
         raise BadRequest(
-            f"make({shape}, {dtype}) returned a tensor of {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
+            f"make({name!r}, {shape}, {dtype}) returned {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
             f"{'' if tensor.is_contiguous() else ', not contiguous'}; it must be contiguous and in host memory",
             Where(tensor=name).over(where),
         )

@@ -101,7 +101,7 @@ class Hub:
     def register_as_published(self, make: Make | None = None, *, buffers: str = DEFAULT_BUFFERS) -> None:
         """Let the version say which tensors there are: `replicate` makes them, and `tensors` names them.
 
-        `make(shape, dtype)` returns an uninitialised, contiguous tensor in host memory; without it `torch.empty` does.
+        `make(name, shape, dtype)` returns a contiguous tensor in host memory, whatever it holds; `torch.empty` else.
         Versions whose names, shapes, dtypes and ties are the same share one set of tensors; another gets new ones.
         """
         from tensorhub.client.allocating import AsPublished

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tensorhub.client.allocating import Make
+from tensorhub.client.allocating import Make, plain
 from tensorhub.client.hub import Hub, open
 from tensorhub.client.looking import model_key, wait_for_version
 from tensorhub.client.results import PHASES, Replication
+from tensorhub.client.slices import Slice, missing
 from tensorhub.errors import BadRequest, Busy, Closed, GroupAborted, LayoutMismatch, TensorHubError, Where
 from tensorhub.pipeline.columns import listed
 from tensorhub.types import DEFAULT_BUFFERS, Location, Selector, check_name, check_timeout, parse_selector
@@ -31,8 +32,9 @@ class Mirror:
     """Keeps a copy of a model in host memory, up to date and served on to others. A context manager.
 
     `tensors` are made by the first `pull`, with the names, shapes and dtypes of the version, and written in place by
-    the next ones for as long as those stay what they are. Options are those of `tensorhub.open`; `make(shape, dtype)`
-    returns the memory of a tensor (pinned, or shared), `torch.empty` without it.
+    the next ones for as long as those stay what they are. Tensors of which several shards publish rows are whole here.
+    Options are those of `tensorhub.open`; `make(name, shape, dtype)` returns the memory of a tensor (pinned, or
+    shared), `torch.empty` without it.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Mirror:
         self._server, self._engine, self._spot, self._layout = server, engine, spot, layout
         self._location = location if location is not None else os.environ.get("TENSORHUB_LOCATION", "")
         self._place = Location.parse(self._location)
-        self._make = make
+        self._make = make or plain
+        #: Tensors of which shards publish rows.
+        self._wholes: dict[str, torch.Tensor] = {}
         #: One per shard, of the versions pulled last; empty until the first pull.
         self._hubs: list[Hub] = []
         self._is_pulling = self._is_closed = False
@@ -78,7 +82,15 @@ class Mirror:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """{name: tensor} of all shards; look them up after each pull."""
-        return {name: tensor for hub in self._hubs for name, tensor in hub.tensors().items()}
+        found: dict[str, torch.Tensor] = {}
+        for hub in self._hubs:
+            for name, tensor in hub.tensors().items():
+                piece = Slice.of(name, tensor.shape)
+                if piece is None:
+                    found[name] = tensor
+                else:
+                    found[piece.name] = self._wholes[piece.name]
+        return found
 
     def pull(self, version: object = "latest", *, timeout: float = 60.0) -> Replication:
         """Bring the tensors to a version, all shards to the same; waits until there is one that matches.
@@ -119,14 +131,36 @@ class Mirror:
 
     def _replicate(self, selector: Selector, timeout_s: float) -> Replication:
         done = replicate_together(self._hubs, selector, timeout_s)
-        names = Counter(name for hub in self._hubs for name in hub.tensors())
-        if twice := sorted(name for name, count in names.items() if count > 1):
+        self._check_names()
+        return done
+
+    def _check_names(self) -> None:
+        names = Counter[str]()
+        pieces: dict[str, list[Slice]] = {}
+        for hub in self._hubs:
+            for name, tensor in hub.tensors().items():
+                if (piece := Slice.of(name, tensor.shape)) is not None:
+                    pieces.setdefault(piece.name, []).append(piece)
+                else:
+                    names[name] += 1
+        if twice := sorted(name for name, count in names.items() if count > 1 or name in pieces):
             raise LayoutMismatch(
                 f"{listed(twice)} are in several shards: parts of tensors, which make no whole ones here; "
                 "open a hub per shard instead",
                 self._where,
             )
-        return done
+        if lacks := [lack for each in pieces.values() if (lack := missing(each)) is not None]:
+            raise LayoutMismatch(f"the version's shards do not hold, each once: {'; '.join(lacks)}", self._where)
+
+    def _memory(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The memory of a tensor of a shard: of its rows of the whole, where it is a piece."""
+        piece = Slice.of(name, shape)
+        if piece is None:
+            return self._make(name, shape, dtype)
+        whole, form = self._wholes.get(piece.name), (piece.rows, *shape[1:])
+        if whole is None or tuple(whole.shape) != form or whole.dtype != dtype:
+            whole = self._wholes[piece.name] = self._make(piece.name, form, dtype)
+        return whole[piece.start : piece.stop]
 
     def _open(self, shards: int, timeout_s: float) -> None:
         """A seat for each shard."""
@@ -145,7 +179,7 @@ class Mirror:
                 timeout=timeout_s,
             )
             self._hubs.append(hub)
-            hub.register_as_published(self._make)
+            hub.register_as_published(self._memory)
 
     def close(self) -> None:
         """Give up the seats; readers go elsewhere. The tensors stay whoever's holds them. Idempotent."""

@@ -1,8 +1,9 @@
-"""One rank's part of a model that comes as a stream of whole, temporary tensors: copied, then published from the copy.
+"""One rank's part of a model that comes as a stream of temporary tensors: copied, then published from the copy.
 
-For trainers whose framework hands out gathered tensors instead of parameters in place. All ranks see the same stream;
-each keeps about as many bytes of it as the others. It decides who keeps what, and which of its sets of memory is
-written next; the stream is always drained, since what yields it may be collective.
+For trainers whose framework hands out tensors of its own instead of parameters in place. All ranks see the same stream:
+of whole tensors each keeps about as many bytes as the others, of distributed ones the rows that it has. It decides who
+keeps what, and which of its sets of memory is written next; the stream is always drained, since what yields it may be
+collective.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tensorhub.client.hub import Hub, open
-from tensorhub.errors import BadRequest, Closed, DrainTimeout
+from tensorhub.client.slices import Slice, gathered, is_distributed, own_rows
+from tensorhub.errors import BadRequest, Broken, Closed, DrainTimeout
 from tensorhub.types import check_timeout
 
 if TYPE_CHECKING:
@@ -156,18 +158,33 @@ class Staging:
     def _fill(self, target: _Set, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         load = [0] * self._shards
         kept: dict[str, torch.Tensor] = {}
+        seen: set[str] = set()
         for name, tensor in self._timed(named):
-            if name in kept:
+            if name in seen:
                 raise BadRequest(f"the stream names {name!r} twice")
-            dtype = self._wire_dtype(name, tensor)
-            owner = load.index(min(load))
-            load[owner] += max(1, tensor.numel() * dtype.itemsize)
-            if owner == self._shard:
+            seen.add(name)
+            if (own := self._own(name, tensor, load)) is not None:
+                called, part = own
                 with self._lap("stage"):
-                    kept[name] = self._copy(target.tensors.get(name), tensor, dtype)
+                    kept[called] = self._copy(target.tensors.get(called), part, self._wire_dtype(name, part))
         if list(kept) != list(target.tensors) or any(kept[name] is not target.tensors[name] for name in kept):
             target.is_registered = False
         target.tensors = kept
+
+    def _own(self, name: str, tensor: torch.Tensor, load: list[int]) -> tuple[str, torch.Tensor] | None:
+        """What this rank keeps of a tensor, and its name; None when that is for others. All ranks decide alike."""
+        if is_distributed(tensor):
+            rows = own_rows(tensor)
+            if rows is not None:
+                local = tensor.to_local()
+                if rows and local.shape[0] != len(rows):
+                    raise Broken(f"rank has {local.shape[0]} rows of {name!r}, of which {rows} were expected")
+                return (str(Slice(name, rows.start, rows.stop, tensor.shape[0])), local) if rows else None
+            with self._lap("gather"):
+                tensor = gathered(tensor)
+        owner = load.index(min(load))
+        load[owner] += max(1, tensor.numel() * self._wire_dtype(name, tensor).itemsize)
+        return (name, tensor) if owner == self._shard else None
 
     def _timed(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         stream = iter(named)

@@ -28,6 +28,7 @@ from verl.utils.ray_utils import auto_await
 from tensorhub import Mirror, Replication, Staged, Staging
 from tensorhub.errors import VersionUnavailable
 from tensorhub.integrations.followers import Followers
+from tensorhub.integrations.ungathered import ungathered
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 #: What verl hands to a method, by name: one for each process.
@@ -43,8 +44,9 @@ FIRST_S = 600.0
 class TensorHubCheckpointEngine(CheckpointEngine):
     """Trainer ranks publish copies of disjoint parts; each rollout worker keeps a copy of all, and serves it on.
 
-    Options come from `checkpoint_engine.engine_kwargs.tensorhub`. `dtype` is what floating-point tensors are cast to,
-    as "bfloat16"; null: what verl hands over, fp32 by default. Nothing here runs on verl's event loops.
+    Options come from `checkpoint_engine.engine_kwargs.tensorhub`. `sharded` publishes the rows that each rank has,
+    where parameters are distributed by rows (FSDP2); without it every rank gathers all. `dtype` is what floating-point
+    tensors are cast to, as "bfloat16"; null: what verl has, fp32 by default. Nothing here runs on verl's event loops.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class TensorHubCheckpointEngine(CheckpointEngine):
         model: str = "policy",
         dtype: str | None = None,
         keep_dtype: Sequence[str] = (),
-        staging_sets: int = 2,
+        sets: int = 2,
+        sharded: bool = True,
         drain_s: float = 30.0,
         timeout_s: float = 600.0,
         server: str | None = None,
@@ -67,11 +70,9 @@ class TensorHubCheckpointEngine(CheckpointEngine):
         # Workers of one node are near each other: bytes cross to it once.
         place = os.environ.get("TENSORHUB_LOCATION") or f"dc/rack/{get_node_ip_address()}"
         at: dict[str, Any] = {"server": server, "engine": engine, "location": place}
-        self._stage = partial(
-            Staging, model, sets=staging_sets, dtype=dtype, keep_dtype=keep_dtype, drain_s=drain_s, **at
-        )
+        self._stage = partial(Staging, model, sets=sets, dtype=dtype, keep_dtype=keep_dtype, drain_s=drain_s, **at)
         self._mirror = Mirror(model, replica=self._name, **at)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._sharded = timeout_s, sharded
         self._staging: Staging | None = None
         self._seat: dict[str, Any] = {}
         self._last = -1
@@ -103,7 +104,8 @@ class TensorHubCheckpointEngine(CheckpointEngine):
     def _send(self, weights: Weights, version: int, device: Any) -> dict[str, Any]:
         get_torch_device().set_device(device)  # gathering is collective, and a thread has a device of its own
         self._staging = self._staging or self._stage(**self._seat)
-        done = self._staging.publish(version, weights, timeout=self._timeout_s)
+        with ungathered(self._sharded):
+            done = self._staging.publish(version, weights, timeout=self._timeout_s)
         self._last = version
         return {"tensorhub/version": version, **_metrics(f"rank{self._seat['shard']}", done)}
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensorhub.client.allocating import AsPublished, Make, allocate
+from tensorhub.client.allocating import AsPublished, Make, allocate, plain
 from tensorhub.client.registry import register
 from tensorhub.errors import BadRequest, LayoutMismatch, UsageError, Where
 from tensorhub.pipeline.manifest import Manifest
 
 WHERE = Where(model="m", replica="r", shard=0)
-
-
-def plain(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def of(tensors: dict[str, torch.Tensor]) -> Manifest:
@@ -54,10 +50,10 @@ def test_ties_are_made_as_ties() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda shape, dtype: torch.empty(shape, dtype=torch.float64),
-        lambda shape, dtype: torch.empty((*shape, 2), dtype=dtype),
-        lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta"),
-        lambda shape, dtype: torch.empty(shape[::-1], dtype=dtype).t(),
+        lambda name, shape, dtype: torch.empty(shape, dtype=torch.float64),
+        lambda name, shape, dtype: torch.empty((*shape, 2), dtype=dtype),
+        lambda name, shape, dtype: torch.empty(shape, dtype=dtype, device="meta"),
+        lambda name, shape, dtype: torch.empty(shape[::-1], dtype=dtype).t(),
     ],
     ids=["dtype", "shape", "device", "strides"],
 )
