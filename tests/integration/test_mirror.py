@@ -247,3 +247,26 @@ def test_a_pull_of_what_does_not_come_changes_nothing(ranks: Ranks, mirror: Mirr
     other = mirror("other")
     assert other.pull(timeout=20).version == 1
     assert same(other.tensors, weights(1))
+
+
+def test_rows_of_several_ranks_are_whole_in_a_mirror(ranks: Ranks, mirror: Mirrors, hub: Opener) -> None:
+    """Shards that publish rows under names that say which: the mirror has the whole tensor, written in place by every
+    pull; rows that nobody has are refused by name."""
+    rollout = mirror()
+    where = []
+    for version in (1, 2):
+        whole, plain = torch.randn(700, 50), torch.randn(9)
+        first = hub("trainer", {"w[0:300/700]": whole[:300].clone(), "n[0:2/3]": torch.ones(2)}, shard=0, shards=2)
+        second = hub("trainer", {"w[300:700/700]": whole[300:].clone(), "n[2:3/3]": torch.zeros(1), "b": plain},
+                     shard=1, shards=2)  # fmt: skip
+        first.publish(version=version)
+        second.publish(version=version)
+        rollout.pull(version, timeout=20)
+        assert same(rollout.tensors, {"w": whole, "n": torch.tensor([1.0, 1.0, 0.0]), "b": plain})
+        where.append(rollout.tensors["w"].data_ptr())
+        first.close()
+        second.close()
+    assert where[0] == where[1]
+    hub("short", {"w[0:300/700]": torch.ones(300, 50)}, lineage="short").publish(version=3)
+    with pytest.raises(LayoutMismatch, match="rows 300 to 700 of 'w'"):
+        rollout.pull(3, timeout=20)
