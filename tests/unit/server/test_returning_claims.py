@@ -234,6 +234,7 @@ def test_a_version_of_a_lineage_that_nobody_names_says_nothing() -> None:
 def test_numbers_of_a_group_are_believed_within_reason(group: int, sequence: int, is_believed: bool) -> None:
     """Nonsense would use up all numbers there are; 0 is of a process that knows of no earlier life."""
     cluster = Cluster()
+    cluster.process("first of this life, which has number 1")
     roll = back(cluster, "roll", group=group, sequence=sequence)
     assert ((roll.group, roll.sequence) == (group, sequence)) == is_believed
 
@@ -387,6 +388,37 @@ def test_who_has_not_heard_of_its_commit_keeps_what_it_read(serves: bool, is_hel
     found = list(cluster.machine.state.generations.values())
     assert len(found) == (1 if serves and not is_held else 0)
     assert all((each.state, each.watermark) == (HoldingState.COMPLETE, 8) for each in found)
+
+
+def test_a_commit_that_is_told_ends_what_its_siblings_read() -> None:
+    """All shards were done, or it had not been committed: what is under way is whole and reads from nobody, and what
+    was held already stays as it is."""
+    cluster = Cluster(shards=3)
+    source = Generation(ident("claim of trainer#2"))
+    trainer = back(cluster, "trainer#2", claim(cluster.stranger("trainer#2"), published=True), shards=3)
+    shown = claim(cluster.stranger("roll#1"))
+    keeper = back(cluster, "roll#1", shown, shards=3, undertaking=lambda process: undertaking(process, held=True))
+    reading = reader(cluster, "roll#2", shards=3, upstream=source, root=root(4))
+    assert list(held(cluster, trainer).readers) == [reading.generation]
+    back(cluster, "roll#0", shards=3, sequence=4, committed_sequence=3, committed=OLD)
+    copy = held(cluster, reading)
+    assert (copy.state, copy.watermark, copy.upstream) == (HoldingState.COMPLETE, 8, None)
+    assert not held(cluster, trainer).readers
+    assert held(cluster, keeper).generation == shown.generation
+    assert aborted(keeper) == aborted(reading) == ""
+
+
+@pytest.mark.parametrize("named", [root(4), Digest(b"")])
+def test_what_a_committed_reader_has_read_names_the_root(named: Digest) -> None:
+    """Its publisher is gone before it has digested: the first root that a reader named is the version's."""
+    cluster = Cluster(shards=2)
+    author = claim(cluster.stranger("trainer#1"), published=True, root=Digest(b""))
+    trainer = back(cluster, "trainer#1", author, shards=2)
+    roll = reader(cluster, "roll#1", shards=2, root=named)
+    back(cluster, "roll#0", shards=2, sequence=4, committed_sequence=3, committed=OLD)
+    assert held(cluster, roll).slot.root is None
+    trainer.leave()
+    assert held(cluster, roll).slot.root == (named or None)
 
 
 def test_a_commit_of_another_version_is_no_commit_of_this() -> None:
