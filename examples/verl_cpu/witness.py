@@ -48,6 +48,15 @@ def digest(tensor: Any) -> str:
     return xxhash.xxh3_128_hexdigest(flat.view(torch.uint8).numpy())
 
 
+def whole(tensor: Any) -> Any:
+    """All of a distributed tensor; collective, so every rank must ask."""
+    if not hasattr(tensor, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim).to_local()
+
+
 def write_down(writer: str, version: int | None, facts: dict[str, Any]) -> None:
     """Appends one line to the writer's file. Does nothing where nobody asked for a record."""
     if folder := os.environ.get(RECORD):
@@ -78,13 +87,16 @@ def exactness(folder: Path) -> Exactness:
     return Exactness(loads, len(writers), tuple(differing))
 
 
-def _seen(weights: Iterable[tuple[str, Any]], version: int | None) -> Iterator[tuple[str, Any]]:
+def _seen(weights: Iterable[tuple[str, Any]], version: int | None, *, writes: bool) -> Iterator[tuple[str, Any]]:
     """Passes the weights on. What was seen is written down when the last one has been taken."""
     digests = {}
     for name, tensor in weights:
-        digests[name] = digest(tensor)
+        seen = whole(tensor)
+        if writes:
+            digests[name] = digest(seen)
         yield name, tensor
-    write_down(TRAINER, version, {"digests": digests})
+    if writes:
+        write_down(TRAINER, version, {"digests": digests})
 
 
 def install() -> type:
@@ -98,11 +110,11 @@ def install() -> type:
 
     @CheckpointEngineRegistry.register(name)
     class Witness(CheckpointEngineRegistry.get(name)):
-        """The back end, with the trainer's first rank writing down what it sends: each rank is handed all tensors."""
+        """The back end, with the trainer's first rank writing down what is sent: each rank is handed all tensors, or its
+        part of each."""
 
         async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None) -> Any:
-            if torch.distributed.get_rank() == 0:
-                weights = _seen(weights, global_steps)
-            return await super().send_weights(weights, global_steps=global_steps)
+            seen = _seen(weights, global_steps, writes=torch.distributed.get_rank() == 0)
+            return await super().send_weights(seen, global_steps=global_steps)
 
     return Witness
