@@ -110,7 +110,7 @@ def install() -> type:
 
     @CheckpointEngineRegistry.register(name)
     class Witness(CheckpointEngineRegistry.get(name)):
-        """The back end, with the trainer's first rank writing down what is sent: each rank is handed all tensors, or its
+        """The back end, with the trainer's first rank writing down what is sent: each rank has all tensors, or its
         part of each."""
 
         async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None) -> Any:
