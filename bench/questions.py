@@ -58,6 +58,12 @@ QUESTIONS: Mapping[str, Mapping[str, Section]] = {
         "restart": Section("bench.recovery", "restart", "the server restarted, then the source killed"),
         "sim": Section("bench.recovery", "simulation", "events a second of the simulation of the whole"),
     },
+    "verl": {
+        "sync": Section("bench.verl.sections", "sync", "a weight sync in verl, over plain TCP from rank 0"),
+        "stall": Section("bench.verl.sections", "stall", "how long the trainer stands still, over verl's manager"),
+        "lines": Section("bench.verl.lines", "measure", "how many lines that takes"),
+        "reward": Section("bench.verl.sections", "reward", "whether a policy learns by it, and not without"),
+    },
     "server": {
         "local": Section("bench.server", "local", "grants of the local server"),
         "grpc": Section("bench.server", "grpc", "grants over gRPC"),

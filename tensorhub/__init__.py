@@ -14,9 +14,12 @@ from tensorhub.types import AtLeast, Newest
 
 if TYPE_CHECKING:
     from tensorhub.client.calls import publish, replicate
-    from tensorhub.client.hub import Hub, open, server_status, server_versions
+    from tensorhub.client.hub import Hub, open
+    from tensorhub.client.looking import server_status, server_versions
+    from tensorhub.client.mirror import Mirror
     from tensorhub.client.results import Replication, SourceUse, Transfer
     from tensorhub.client.runtime import shutdown
+    from tensorhub.client.staging import Staged, Staging
 
 __version__ = "0.1.0"
 
@@ -24,8 +27,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "Hub": "tensorhub.client.hub",
     "open": "tensorhub.client.hub",
-    "server_status": "tensorhub.client.hub",
-    "server_versions": "tensorhub.client.hub",
+    "server_status": "tensorhub.client.looking",
+    "server_versions": "tensorhub.client.looking",
+    "Mirror": "tensorhub.client.mirror",
+    "Staged": "tensorhub.client.staging",
+    "Staging": "tensorhub.client.staging",
     "publish": "tensorhub.client.calls",
     "replicate": "tensorhub.client.calls",
     "Replication": "tensorhub.client.results",
@@ -52,9 +58,12 @@ def __dir__() -> list[str]:
 __all__ = [
     "AtLeast",
     "Hub",
+    "Mirror",
     "Newest",
     "Replication",
     "SourceUse",
+    "Staged",
+    "Staging",
     "TensorHubError",
     "Transfer",
     "Unavailable",

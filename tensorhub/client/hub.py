@@ -45,6 +45,7 @@ from tensorhub.types import (
 if TYPE_CHECKING:
     import torch
 
+    from tensorhub.client.allocating import Make
     from tensorhub.client.on_device import Mark
 
     Tensors = Mapping[str, torch.Tensor] | torch.nn.Module
@@ -96,6 +97,23 @@ class Hub:
             tensors, name=buffers, where=self._member.where, direct=direct_kinds(self._member.engines)
         )
         self._on_loop(_call(lambda: self._member.register(fresh)), CLOSE_S)
+
+    def register_as_published(self, make: Make | None = None, *, buffers: str = DEFAULT_BUFFERS) -> None:
+        """Let the version say which tensors there are: `replicate` makes them, and `tensors` names them.
+
+        `make(name, shape, dtype)` returns a contiguous tensor in host memory, whatever it holds; `torch.empty` else.
+        Versions whose names, shapes, dtypes and ties are the same share one set of tensors; another gets new ones.
+        """
+        from tensorhub.client.allocating import AsPublished
+
+        fresh = AsPublished.of(check_name("buffers", buffers), make, self._member.where)
+        self._on_loop(_call(lambda: self._member.register(fresh)), CLOSE_S)
+
+    def tensors(self, *, buffers: str = DEFAULT_BUFFERS) -> dict[str, torch.Tensor]:
+        """{name: tensor} of what is registered. After `register_as_published`: of what was replicated last."""
+        shown: Any = self._member.slot(buffers).holding.buffers
+        named: dict[str, torch.Tensor] = shown.named()
+        return named
 
     def publish(
         self,
@@ -196,20 +214,20 @@ class Hub:
         """All versions of this model that the server knows, newest first."""
         timeout = check_timeout(timeout)
         reply = self._on_loop(self._member.session.call(List(self._member.seat.model), timeout), timeout)
-        return list(_expect(reply, Listing).versions)
+        return list(expect(reply, Listing).versions)
 
     def status(self, *, timeout: float = 10.0) -> StatusView:
         """Sessions, versions, holdings and waits of this model, as the server sees them."""
         timeout = check_timeout(timeout)
         reply = self._on_loop(self._member.session.call(Status(self._member.seat.model), timeout), timeout)
-        return _expect(reply, StatusView)
+        return expect(reply, StatusView)
 
     def wait(self, version: object = "latest", *, timeout: float = 60.0) -> int:
         """Block until a version matches, without pulling it; its number. Raises `WaitTimeout`."""
         member, timeout = self._member, check_timeout(timeout)
         request = Wait(member.seat.model, parse_selector(version), member.location, int(timeout * NS))
         reply = self._on_loop(member.session.call(request, timeout + REPLY_MARGIN_S), timeout + REPLY_MARGIN_S)
-        return _expect(reply, Found).version.number
+        return expect(reply, Found).version.number
 
     def watch(self, *, timeout: float = 60.0) -> Iterator[Event]:
         """Changes of this model as they happen, until none comes for `timeout` seconds."""
@@ -328,42 +346,6 @@ def default_job() -> str:
     return "default" if ray_job is None else f"ray-{ray_job}"
 
 
-def server_status(
-    *, server: str | None = None, model: str | None = None, job: str | None = None, timeout: float = 10.0
-) -> StatusView:
-    """What a server knows, of one model or of all, without taking a seat. `NoServer` where there is none: looking does
-    not start one."""
-    return _expect(_ask(server, Status(_key(model, job)), timeout), StatusView)
-
-
-def server_versions(
-    *, server: str | None = None, model: str | None = None, job: str | None = None, timeout: float = 10.0
-) -> tuple[VersionView, ...]:
-    """The versions a server knows, of one model or of all, without taking a seat; else as `server_status`."""
-    return _expect(_ask(server, List(_key(model, job)), timeout), Listing).versions
-
-
-def _key(model: str | None, job: str | None) -> ModelKey | None:
-    return None if model is None else ModelKey(job or default_job(), check_name("model", model))
-
-
-def _ask(server: str | None, request: Status | List, timeout_s: float) -> object:
-    address, timeout_s = default_server(server), check_timeout(timeout_s)
-    runtime = Runtime.acquire()
-    try:
-        return runtime.run(_ask_once(runtime, address, request, timeout_s), timeout_s)
-    finally:
-        runtime.release()
-
-
-async def _ask_once(runtime: Runtime, address: str, request: Status | List, timeout_s: float) -> object:
-    session = await runtime.session(address, timeout_s, may_start=False)
-    try:
-        return await session.call(request, timeout_s)
-    finally:
-        await runtime.leave_session(session, CLOSE_S)
-
-
 async def _join(
     runtime: Runtime,
     address: str,
@@ -441,10 +423,11 @@ async def _next(events: AsyncIterator[Event], timeout_s: float) -> Event | None:
         return None
 
 
-def _expect(reply: object, kind: type[T]) -> T:
+def expect(reply: object, kind: type[T]) -> T:
+    """The reply, as what it must be."""
     if not isinstance(reply, kind):
         raise Broken(f"expected {kind.__name__}, the server answered {reply!r}")
     return reply
 
 
-__all__ = ["Hub", "Selector", "default_job", "default_server", "open", "server_status", "server_versions"]
+__all__ = ["Hub", "Selector", "default_job", "default_server", "open"]

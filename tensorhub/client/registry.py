@@ -75,6 +75,10 @@ class BufferSet:
         starts, ends = self.manifest.chunk_starts, self.manifest.chunk_ends
         return [(int(starts[first]), int(ends[stop - 1])) for first, stop in self.wanted]
 
+    def named(self) -> dict[str, torch.Tensor]:
+        """{name: tensor}, of all that is registered."""
+        return dict(zip(self.held.names, self.held.tensors, strict=True))
+
     def counters(self) -> list[int | None]:
         """Torch's `_version` of each tensor that is not compared by bytes; None for those made in inference mode."""
         tensors = self.held.tensors

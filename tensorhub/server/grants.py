@@ -12,7 +12,7 @@ from tensorhub.errors import BadRequest, TensorHubError, VersionUnavailable, Whe
 from tensorhub.messages import Granted, Held, LineageMark, Locator, Reference
 from tensorhub.server.holdings import attach, detach, drop, is_drained, make, pin, unpin
 from tensorhub.server.offers import hide, promise
-from tensorhub.server.placement import Choice, Place, Reader, centre_of, choose, rack
+from tensorhub.server.placement import Choice, Place, Reader, centre_of, choose, nearest
 from tensorhub.server.settings import BUFFER_SETS_MAX, LOCATION_DEPTH_MAX, LOCATORS_MAX, OPAQUE_BYTES_MAX
 from tensorhub.server.state import (
     Grace,
@@ -35,14 +35,14 @@ from tensorhub.types import ID_BYTES, NO_GENERATION, UNVERIFIED, Generation, Loc
 def in_order(model: ModelTable) -> list[Transaction]:
     """Undecided transactions as they shall choose their sources when a version comes for all of them.
 
-    As in the lines of those who wait: first the data centres that have the newest version, rack by rack; slow ones
-    last of all.
+    As in the lines of those who wait: first the data centres that have the newest version, rack by rack, host by host;
+    slow ones last of all.
     """
     centres = model.current[model.readable[-1]].centres if model.readable else {}
 
     def order(transaction: Transaction) -> tuple[bool, bool, Place]:
         members = transaction.replica.members.values()
-        place = rack(next(iter(members)).location)
+        place = nearest(next(iter(members)).location)
         return any(member.slow for member in members), centre_of(place) not in centres, place
 
     return sorted(model.undecided.values(), key=order)
@@ -127,7 +127,7 @@ def _line_of(part: Part, slot: Slot) -> Line:
     member = part.member
     if part.filling is not None or any(holding.slot is slot for holding in member.holdings.values()):
         return Kind.ODD, ()
-    return Kind.SLOW if member.slow else Kind.NEW, rack(member.location)
+    return Kind.SLOW if member.slow else Kind.NEW, nearest(member.location)
 
 
 def leave_queue(turn: Turn, part: Part) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tensorhub.errors import Closed
 from tensorhub.messages import Content, SourceLost, Unpublished
 from tensorhub.server import origins, pace
-from tensorhub.server.offers import refresh
+from tensorhub.server.offers import bear, refresh
 from tensorhub.server.placement import of_replica, weight_of
 from tensorhub.server.settings import DEPTH_MAX, SERVED_MAX
 from tensorhub.server.state import (
@@ -155,7 +155,7 @@ def attach(turn: Turn, reader: Holding, source: Holding) -> None:
     if len(source.served) < SERVED_MAX:
         source.served[str(reader.member.seat)] = None
     reader.weight = weight_of(reader)
-    source.load += reader.weight
+    bear(turn, source, reader.weight)
     _rise(source)
     refresh(turn, source)
     refresh(turn, reader)
@@ -179,7 +179,7 @@ def _unlink(turn: Turn, reader: Holding, source: Holding) -> None:
     turn.deadlines.cancel(("asked", reader.generation))
     origins.end(reader, turn.now_ns)
     del source.readers[reader.generation]
-    source.load -= reader.weight
+    bear(turn, source, -reader.weight)
     reader.weight = 0
     _rise(source)
 
@@ -234,7 +234,7 @@ def reweigh(turn: Turn, reader: Holding) -> None:
     source = reader.upstream
     if source is not None:
         now = weight_of(reader)
-        source.load += now - reader.weight
+        bear(turn, source, now - reader.weight)
         reader.weight = now
         refresh(turn, source)
 

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from tensorhub.errors import Broken, Where
 from tensorhub.server.holdings import height_of, is_drained
-from tensorhub.server.placement import centre, prefixes, shelf_of, weight_of
+from tensorhub.server.offers import promised, uplink_load
+from tensorhub.server.placement import centre, host, prefixes, shelf_of, weight_of
 from tensorhub.server.settings import DEPTH_MAX, MOVES_MAX, ORIGINS_MAX, OUTCOMES_MAX, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import (
     Grace,
@@ -155,10 +156,10 @@ def _slot(slot: Slot) -> Iterator[Finding]:
     shelved = [holding for holding in offered if holding.listed is not None and holding.listed.shelf is not None]
     yield "free holdings are counted", slot.free == len(shelved)
     expected: dict[tuple[str, ...], list[list[tuple[int, int]]]] = {}
-    for holding in sorted(shelved, key=lambda each: (each.load, each.born)):
+    for holding in sorted(shelved, key=lambda each: (uplink_load(each), each.born)):
         for prefix in prefixes(holding.member.location):
             rows = expected.setdefault(prefix, [[], [], [], []])
-            rows[shelf_of(holding)].append((holding.load, holding.born))
+            rows[shelf_of(holding)].append((uplink_load(holding), holding.born))
     actual = {prefix: [[entry[:2] for entry in row] for row in shelf.rows] for prefix, shelf in slot.shelves.items()}
     yield "shelves are true", actual == expected
     yield (
@@ -170,10 +171,15 @@ def _slot(slot: Slot) -> Iterator[Finding]:
     )
     for generation in slot.reported:
         yield "a reported root waits for the version's", slot.root is None and generation in slot.holdings
-    promises: dict[str, int] = {}
+    uplinks: dict[tuple[str, ...], int] = {}
     for holding in slot.holdings.values():
-        if holding.promises:
-            here = centre(holding.member.location)
+        here = host(holding.member.location)
+        if here is not None and holding.load:
+            uplinks[here] = uplinks.get(here, 0) + holding.load
+    yield "uplinks bear what their holdings do", uplinks == slot.uplinks
+    promises: dict[tuple[str, ...], int] = {}
+    for holding in slot.holdings.values():
+        for here in promised(holding.member.location) if holding.promises else ():
             promises[here] = promises.get(here, 0) + 1
     yield "promises are counted", promises == slot.promises
     for line, queue in slot.lines.items():

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from tensorhub.server.placement import centre, prefixes, shelf_of
+from tensorhub.server.placement import Place, centre, host, prefixes, shelf_of
 from tensorhub.server.settings import COMPLETE_SOURCES, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import Holding, HoldingState, Listed, Shelf, VersionRecord
 from tensorhub.server.turn import Turn
+from tensorhub.types import Location
 
 
 def hide(turn: Turn, holding: Holding) -> None:
@@ -43,13 +44,13 @@ def promise(turn: Turn, filling: Holding) -> None:
         or turn.settings.sources == COMPLETE_SOURCES
     ):
         return
-    here = centre(member.location)
-    is_near = here == centre(filling.upstream.member.location)
+    is_near = centre(member.location) == centre(filling.upstream.member.location)
     patience_ns = turn.settings.patience_ns if is_near else turn.settings.far_patience_ns
     if patience_ns == 0:
         return
     filling.promises = True
-    slot.promises[here] = slot.promises.get(here, 0) + 1
+    for here in promised(member.location):
+        slot.promises[here] = slot.promises.get(here, 0) + 1
     turn.deadlines.set(("promise", filling.generation), turn.now_ns + patience_ns)
 
 
@@ -57,13 +58,20 @@ def end_promise(turn: Turn, filling: Holding) -> None:
     """It serves, is gone, or was waited for long enough."""
     if not filling.promises:
         return
-    slot, here = filling.slot, centre(filling.member.location)
+    slot = filling.slot
     filling.promises = False
     turn.deadlines.cancel(("promise", filling.generation))
-    slot.promises[here] -= 1
-    if slot.promises[here] == 0:
-        del slot.promises[here]
+    for here in promised(filling.member.location):
+        slot.promises[here] -= 1
+        if slot.promises[here] == 0:
+            del slot.promises[here]
     turn.slots[slot] = None
+
+
+def promised(location: Location) -> list[Place]:
+    """Where a promise counts: in the data centre, and on the host, if that is known."""
+    here = host(location)
+    return [(centre(location),), *([] if here is None else [here])]
 
 
 # ---------------------------------------------------------------- indexes
@@ -105,7 +113,28 @@ def _listing(turn: Turn, holding: Holding) -> Listed | None:
     if filling and not (holding.serves and moving and turn.settings.sources != COMPLETE_SOURCES):
         return None
     has_place = len(holding.readers) < READERS_PER_SOURCE_MAX and not holding.quarantined
-    return Listed(not filling, centre(holding.member.location), shelf_of(holding) if has_place else None, holding.load)
+    here = centre(holding.member.location)
+    return Listed(not filling, here, shelf_of(holding) if has_place else None, uplink_load(holding))
+
+
+def uplink_load(holding: Holding) -> int:
+    """What the uplink of its host bears for this shard; its own load where the host is not known."""
+    here = host(holding.member.location)
+    return holding.load if here is None else holding.slot.uplinks.get(here, 0)
+
+
+def bear(turn: Turn, source: Holding, more: int) -> None:
+    """The source bears so much more of readers, or less; so do all on its host, as their uplink is one."""
+    slot, here = source.slot, host(source.member.location)
+    source.load += more
+    if here is None or not more:
+        return
+    load = slot.uplinks.pop(here, 0) + more
+    if load:
+        slot.uplinks[here] = load
+    shelf = slot.shelves.get(here)
+    for neighbour in [] if shelf is None else [entry[2] for row in shelf.rows for entry in row]:
+        refresh(turn, neighbour)
 
 
 def _list(holding: Holding, listed: Listed) -> None:

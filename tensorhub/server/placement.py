@@ -1,12 +1,13 @@
 """Chooses the source of one reader among the holders of one shard, and says why. Pure; it changes nothing.
 
-All uplinks are alike: a second reader at one source halves what each gets, while a hop more costs next to nothing. So a
-source without readers, an *idle* one, comes before any that has some: the graph grows as a chain. In this order, within
-the reader's data centre and only then beyond it: the idle source its group began with; an idle one, nearest first;
-none at all, for a while, when one will be idle soon; the least loaded, nearest first, with the shortest chain below; a
-slow one. Complete comes before partial among equals, then who was first. Once others hold the version, publishers come
-last within a data centre. A full or quarantined holder is on no shelf, so it is never seen here. No choice makes a
-cycle or too deep a chain.
+The uplinks of hosts are alike: a second reader on one halves what each gets, while a hop more costs next to nothing. So
+a source whose uplink nobody uses, an *idle* one, comes before any other: the graph grows as a chain. Within a host no
+uplink is used: a reader takes a source of its own host whatever is idle elsewhere, so that a version crosses to a host
+once. Otherwise in this order, within the reader's data centre and only then beyond it: the idle source its group began
+with; an idle one, nearest first; none at all, for a while, when one will be idle soon; the least loaded, nearest first,
+with the shortest chain below; a slow one. Complete comes before partial among equals, then who was first. Once others
+hold the version, publishers come last within a data centre. A full or quarantined holder is on no shelf, so it is never
+seen here. No choice makes a cycle or too deep a chain.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from tensorhub.types import Generation, Location, ReplicaId
 
 #: Rows of a shelf.
 COMPLETE, PARTIAL, PUBLISHER, SLOW = 0, 1, 2, 3
+#: Parts of a location that names a host: data centre, rack, host.
+HOST_PARTS = 3
 #: Parts into which what a reader has left is divided for its weight: coarse, so that loads are often equal.
 LOAD_STEPS = 4
 
 #: A place that a location lies in: `("dc1", "r3")`; `()` is everywhere.
 Place = tuple[str, ...]
-#: What stands in a row: load, order of creation, holding.
+#: What stands in a row: load of the uplink, order of creation, holding.
 Entry = tuple[int, int, Holding]
 
 
@@ -57,11 +60,19 @@ class Choice:
 
 def choose(slot: Slot, reader: Reader) -> Choice | None:
     """The best source, or None when none has a place for this reader, or when it is better to wait for one."""
+    here = host(reader.location)
+    if here is not None:
+        found = _search(slot, [here], reader, "on the same host, in")
+        if found is not None or (reader.patient and reader.filling is None and here in slot.promises):
+            return found
     for places in _scopes(reader.location):
-        found = _group_source(slot, places, reader) or _search(slot, places, reader, idle=True)
+        found = _group_source(slot, places, reader) or _search(
+            slot, places, reader, "nearest idle source in", idle=True
+        )
         if found is None and reader.patient and _is_one_coming(slot, places, reader):
             return None
-        found = found or _search(slot, places, reader, idle=False) or _last_resort(slot, places, reader)
+        found = found or _search(slot, places, reader, "no source is idle; least loaded in")
+        found = found or _last_resort(slot, places, reader)
         if found is not None:
             return found
     pinned = reader.pinned
@@ -73,17 +84,17 @@ def choose(slot: Slot, reader: Reader) -> Choice | None:
 def _group_source(slot: Slot, places: list[Place], reader: Reader) -> Choice | None:
     """The source of the reader's group, if it lies within these places and is idle."""
     for holding in () if reader.prefer is None else of_replica(slot, reader.prefer):
-        on_shelf = holding.listed is not None and holding.listed.shelf not in (None, SLOW)
+        listed = holding.listed
+        is_idle = listed is not None and listed.shelf not in (None, SLOW) and listed.load == 0
         is_within = not places[-1] or places[-1][0] == centre(holding.member.location)
-        if on_shelf and is_within and holding.load == 0 and fits(holding, reader):
+        if is_idle and is_within and fits(holding, reader):
             return Choice(holding, _reason("the group's source", holding))
     return None
 
 
-def _search(slot: Slot, places: list[Place], reader: Reader, *, idle: bool) -> Choice | None:
+def _search(slot: Slot, places: list[Place], reader: Reader, why: str, *, idle: bool = False) -> Choice | None:
     """The best of these places, nearest first; publishers last once others hold the version."""
     demoted = slot.replicated > 0
-    why = "nearest idle source in" if idle else "no source is idle; least loaded in"
     for rows in ((COMPLETE, PARTIAL), (PUBLISHER,)) if demoted else ((COMPLETE, PARTIAL, PUBLISHER),):
         for place in places:
             best = _best(slot, place, reader, rows, idle=idle)
@@ -113,7 +124,7 @@ def _is_one_coming(slot: Slot, places: list[Place], reader: Reader) -> bool:
         # None of these fits, or it had been found: what those lack that it may read from at all is bytes.
         return any(_may_read(entry[2], reader) for entry in _idle_entries(slot, places[-1]))
     is_kept = any(_is_kept(entry[2]) for entry in _idle_entries(slot, places[-1]))
-    return is_kept or any(not places[-1] or places[-1][0] == here for here in slot.promises)
+    return is_kept or any(not places[-1] or places[-1][0] == here[0] for here in slot.promises)
 
 
 def _idle_entries(slot: Slot, place: Place) -> Iterator[Entry]:
@@ -188,8 +199,11 @@ def weight(watermark: int, chunks: int) -> int:
 
 
 def weight_of(reader: Holding) -> int:
-    """Its weight at its source; none when it is slow, as it takes too little, about to leave, or may be dead."""
-    is_light = reader.asked or reader.member.slow or reader.doubted
+    """Its weight at its source; none when it is slow, as it takes too little, about to leave, may be dead, or lies on
+    the same host."""
+    here = host(reader.member.location)
+    is_near = here is not None and reader.upstream is not None and reader.upstream.member.location.parts == here
+    is_light = reader.asked or reader.member.slow or reader.doubted or is_near
     return 0 if is_light else weight(reader.watermark, reader.slot.content.chunks)
 
 
@@ -207,9 +221,23 @@ def centre_of(place: Place) -> str:
     return place[0] if place else ""
 
 
-def rack(location: Location) -> Place:
-    """The smallest place that it shares with others."""
-    return location.parts[:-1] or location.parts
+def host(location: Location) -> Place | None:
+    """The host, where the location says one: processes there reach each other without a network."""
+    return location.parts if is_host(location.parts) else None
+
+
+def is_host(place: Place) -> bool:
+    return len(place) >= HOST_PARTS
+
+
+def nearest(location: Location) -> Place:
+    """The smallest place that it shares with others: its host if that is known, else its rack."""
+    return host(location) or rack(location.parts)
+
+
+def rack(place: Place) -> Place:
+    """What a host, or a location that ends with less, lies in."""
+    return place[:-1] or place
 
 
 def has_idle(slot: Slot, place: Place) -> bool:

@@ -13,7 +13,7 @@ from tensorhub.server import grants, groups, origins, stragglers
 from tensorhub.server.grants import check_opaque
 from tensorhub.server.holdings import advance, detach, drop, is_drained, raise_to, reweigh
 from tensorhub.server.offers import refresh
-from tensorhub.server.placement import centre_of, has_idle
+from tensorhub.server.placement import Place, centre_of, has_idle, is_host, rack
 from tensorhub.server.publishing import own_holding
 from tensorhub.server.settings import ROUTE_TEXT_MAX, SICK_REPORTS
 from tensorhub.server.state import Holding, HoldingState, Kind, Line, Member, Part, Phase, Replica, Slot
@@ -146,8 +146,8 @@ def wake(turn: Turn, slot: Slot) -> None:
     """A place is free, a source came or went: try those who queue, line by line, oldest first.
 
     Hundreds may queue while sources come one by one, so a step must not look at them all: what the first of a line
-    does not find, no other of its line does, nor of the other lines of its data centre. Only odd ones (few) and those
-    who may have lost all hope are all tried.
+    does not find, no other of its line does, nor of the other lines of its data centre but those of hosts with sources
+    of their own. Only odd ones (few) and those who may have lost all hope are all tried.
     """
     in_vain: set[tuple[Kind, str]] = set()
     for unplaced in [each for each in slot.record.unplaced.values() if each.member.seat.shard == slot.shard]:
@@ -158,21 +158,31 @@ def wake(turn: Turn, slot: Slot) -> None:
         over, group = 0, (kind, centre_of(place))
         while slot.free or not slot.complete:
             part = next(islice(slot.lines.get(line, {}).values(), over, None), None)
-            if part is None or (group in in_vain and slot.complete):
+            is_vain = group in in_vain and not _has_own(slot, place)
+            if part is None or (is_vain and slot.complete):
                 break
-            if group not in in_vain or not grants.may_appear(slot, part):
+            if not is_vain or not grants.may_appear(slot, part):
                 _try(turn, part)
             if part.line is not None:
                 over += 1
+                if place in slot.promises and slot.complete:
+                    break  # this host waits for what comes to it; others do not
                 if kind is not Kind.ODD:
                     in_vain.add(group)
 
 
-def _order(slot: Slot, line: Line) -> tuple[Kind, bool, bool]:
-    """By kind; data centres that have sources first, as those of others read over long links; then racks that have an
-    idle source, so that a chain runs through one rack after the other; then the line that is there for longest."""
+def _order(slot: Slot, line: Line) -> tuple[Kind, bool, bool, bool]:
+    """By kind; data centres that have sources first, as those of others read over long links; then hosts that have one;
+    then racks that have an idle one, so that a chain runs through one rack after the other; then the line that is there
+    for longest."""
     kind, place = line
-    return kind, slot.shard not in slot.record.centres.get(centre_of(place), ()), not has_idle(slot, place)
+    is_far = slot.shard not in slot.record.centres.get(centre_of(place), ())
+    return kind, is_far, not _has_own(slot, place), not has_idle(slot, rack(place) if is_host(place) else place)
+
+
+def _has_own(slot: Slot, place: Place) -> bool:
+    """Whether it is a host on which there is a source with a place."""
+    return is_host(place) and place in slot.shelves
 
 
 def lose_hope(turn: Turn) -> None:

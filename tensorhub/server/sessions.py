@@ -5,6 +5,8 @@ It never looks at versions but to drop what a dead process held; what a process 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensorhub.errors import BadRequest, Closed, GroupAborted, LayoutMismatch, SeatTaken, TensorHubError
 from tensorhub.messages import PROTOCOL, Hello, Join, Joined, Moved, Ok, Welcome
 from tensorhub.server import groups, returning
@@ -17,7 +19,7 @@ from tensorhub.server.settings import (
     SEATS_PER_SESSION_MAX,
     SESSIONS_MAX,
 )
-from tensorhub.server.state import Member, ModelTable, Outcome, Replica, Session
+from tensorhub.server.state import Linger, Member, ModelTable, Outcome, Replica, Session
 from tensorhub.server.turn import Turn, at, where
 from tensorhub.types import ID_BYTES, NAME_BYTES_MAX, SHARDS_MAX, ModelKey, Seat, SessionId, check_name
 
@@ -33,22 +35,43 @@ def hello(turn: Turn, request: Hello) -> None:
     check_name("host", request.host)
     session = turn.state.sessions.get(turn.sender)
     is_foreign = request.epoch not in (b"", turn.state.epoch)
+    lingers: list[Linger] = []
     if session is not None and is_foreign:
-        # Two servers believe to be the one. What it did with the other, this one has not heard.
-        end(turn, session, "left", "its process was with another server meanwhile")
-        del turn.state.sessions[session.id]
+        lingers = _was_elsewhere(turn, session)
         session = None
     is_known = session is not None
     if session is None:
         if len(turn.state.sessions) >= SESSIONS_MAX:
             raise BadRequest(f"this server has {SESSIONS_MAX} sessions already; close some, or use a second server")
         session = turn.state.sessions[turn.sender] = Session(turn.sender, request.host, request.pid)
+    for lingerer in lingers:
+        again = replace(lingerer, session=session)
+        session.lingers[again.seat] = again.source.lingering[again.generation] = again
     if is_foreign:
         session.returned = True
         open_grace(turn)
     session.connected = True
     renew(turn, turn.sender)
     turn.reply(Welcome(turn.state.epoch, turn.settings.lease_ns, turn.settings.beat_ns, is_known))
+
+
+def _was_elsewhere(turn: Turn, session: Session) -> list[Linger]:
+    """Two servers believe to be the one. What it did with the other, this one has not heard: all that it has here goes.
+    Returns what its process may still read: it has been granted that here, and has not said that it stopped."""
+    for member in session.members.values():
+        _may_read_on(turn, member)
+    end(turn, session, "left", "its process was with another server meanwhile", may_read_on=True)
+    del turn.state.sessions[session.id]
+    return list(session.lingers.values())
+
+
+def _may_read_on(turn: Turn, member: Member) -> None:
+    """Its seat goes, but its process may live, and has not heard of it: what it reads is not drained before it says so,
+    or its lease ends."""
+    replica = member.replica
+    for holding in member.holdings.values():
+        part = part_of(holding)
+        linger(turn, holding, (0, 0) if part is None else (replica.group, replica.sequence))
 
 
 def renew(turn: Turn, session: SessionId) -> None:
@@ -63,8 +86,8 @@ def disconnected(turn: Turn, session: Session) -> None:
     turn.deadlines.set(("lease", session.id), min(soon, turn.deadlines.at[("lease", session.id)]))
 
 
-def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
-    """The session is over: everything of it goes, in one step."""
+def end(turn: Turn, session: Session, kind: str, reason: str, *, may_read_on: bool = False) -> None:
+    """The session is over: everything of it goes, in one step; only what it may read on is left to the caller."""
     groups_of: dict[Replica, list[Member]] = {}
     for member in session.members.values():
         groups_of.setdefault(member.replica, []).append(member)
@@ -79,7 +102,7 @@ def end(turn: Turn, session: Session, kind: str, reason: str) -> None:
         del turn.state.sessions[session.id]
     for replica, members in groups_of.items():
         vacate(turn, replica, members, kind, reason)
-    for seat in list(session.lingers):
+    for seat in () if may_read_on else list(session.lingers):
         stopped(turn, session, seat)
     for key in dict.fromkeys([*session.waits.values(), *session.watches.values()]):
         if (known := turn.state.models.get(key)) is not None:  # else its last seat was ours, and it is forgotten
@@ -123,10 +146,7 @@ def join(turn: Turn, request: Join) -> None:
     if len(session.members | session.lingers) >= SEATS_PER_SESSION_MAX:
         raise BadRequest(f"a process holds at most {SEATS_PER_SESSION_MAX} seats", where(seat))
     if replica is not None and holder is not None:
-        for holding in holder.holdings.values():
-            # Its process may live and read on without its connection: it lingers for as long as its lease.
-            part = part_of(holding)
-            linger(turn, holding, (0, 0) if part is None else (replica.group, replica.sequence))
+        _may_read_on(turn, holder)
         vacate(turn, replica, [holder], "left", f"process {session.pid} on {session.host} took its seat")
     _sit(turn, request, session)
 
@@ -181,6 +201,10 @@ def _sit(turn: Turn, request: Join, session: Session) -> None:
     replica.members[seat.shard] = session.members[seat] = member
     turn.event("joined", model, None, seat, f"process {session.pid} on {session.host}")
     returning.come_back(turn, member, request, is_first=len(replica.members) == 1)
+    undertaking = request.standing.undertaking
+    if undertaking is None or undertaking.held or undertaking.generation in turn.state.generations:
+        # What it was granted here before it was with another server is over, or known again as what it reads.
+        stopped(turn, session, seat)
     turn.reply(Joined(replica.group, replica.sequence))
 
 

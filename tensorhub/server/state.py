@@ -66,7 +66,7 @@ class Kind(IntEnum):
     SLOW = 2
 
 
-#: Who waits, and in which rack (none for odd ones).
+#: Who waits, and on which host, or in which rack where that is not known (none for odd ones).
 Line = tuple[Kind, tuple[str, ...]]
 
 
@@ -252,10 +252,12 @@ class Slot:
     replicated: int = 0
     #: {location prefix: shelf}; a holding stands in one row of every prefix of its location.
     shelves: dict[tuple[str, ...], Shelf] = field(default_factory=dict)
+    #: {host: what its uplink bears, the loads of all its holdings}; zero is absent, as are hosts that are not known.
+    uplinks: dict[tuple[str, ...], int] = field(default_factory=dict)
     #: Holdings on the shelves.
     free: int = 0
-    #: {data centre: fillings there that will serve soon}; zero counts are absent.
-    promises: dict[str, int] = field(default_factory=dict)
+    #: {data centre, or host: fillings there that will serve soon}; zero counts are absent.
+    promises: dict[tuple[str, ...], int] = field(default_factory=dict)
     #: Parts that wait for a source, oldest first. Those of one line are alike: if its first finds nothing, no other of
     #: it does, nor of another line of the same kind and data centre. Empty lines are absent.
     lines: dict[Line, dict[Seat, Part]] = field(default_factory=dict)

@@ -12,13 +12,15 @@ from tests.repo.sources import ROOT, Source, python_files, test_functions
 
 #: A module is about 400 lines at most; this is where "about" ends.
 MODULE_LINES_MAX = 450
-SOURCES = list(python_files("tensorhub", "tests", "bench"))
+SOURCES = list(python_files("tensorhub", "tests", "bench", "examples", "deploy"))
 PACKAGE = [source for source in SOURCES if source.path.startswith("tensorhub/")]
 SCRIPTS = [
     "scripts/setup",
+    "scripts/setup-verl",
     "scripts/check",
     "scripts/test",
     "scripts/test-gpu",
+    "scripts/test-verl",
     "scripts/proto",
     "scripts/mutate",
     ".ci/run",

@@ -13,14 +13,15 @@ import tensorhub
 from tests.repo.sources import ROOT
 
 CALLS = {"open", "publish", "replicate", "server_status", "server_versions", "shutdown"}
-VALUES = {"Hub", "Replication", "SourceUse", "Transfer", "AtLeast", "Newest"}
+OBJECTS = {"Hub", "Mirror", "Staging"}
+VALUES = {"Replication", "Staged", "SourceUse", "Transfer", "AtLeast", "Newest"}
 #: The three branches of the tree; every other error is a name of `tensorhub.errors`.
 ERRORS = {"TensorHubError", "UsageError", "Unavailable", "errors"}
-EXPORTS = CALLS | VALUES | ERRORS | {"__version__"}
+EXPORTS = CALLS | OBJECTS | VALUES | ERRORS | {"__version__"}
 #: Every public name of a hub that tests and users depend on.
 HUB = {
-    "close", "closed", "progress", "publish", "register", "replicate", "resume", "staged_bytes", "state", "status",
-    "suspend", "unpublish", "version", "versions", "wait", "watch",
+    "close", "closed", "progress", "publish", "register", "register_as_published", "replicate", "resume",
+    "staged_bytes", "state", "status", "suspend", "tensors", "unpublish", "version", "versions", "wait", "watch",
 }  # fmt: skip
 HEAVY = ("torch", "ray", "grpc", "mooncake", "nixl", "torch_npu")
 START_SECONDS = 60
@@ -70,14 +71,14 @@ def test_readme_uses_names_that_exist() -> None:
 def test_readme_names_what_exists() -> None:
     """Every make target and repository path that the README names exists."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(re.findall(r"`make ([a-z]+)", text)) <= targets
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
     paths = set(re.findall(r"\]\(([\w./-]+)\)", text))
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("document", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("document", sorted(str(at.relative_to(ROOT / "docs")) for at in (ROOT / "docs").rglob("*.md")))
 def test_documents_name_files_that_exist(document: str) -> None:
     """Every file that a document names exists, from the root of the repository or of the package."""
     named = re.findall(r"`([\w/.-]+\.(?:py|c|txt|proto|md))`", (ROOT / "docs" / document).read_text(encoding="utf-8"))

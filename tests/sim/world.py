@@ -217,7 +217,7 @@ class World:
 
 
 def draw_places(rng: random.Random) -> list[Place]:
-    """One trainer and some rollouts for each model, all of one job."""
+    """One trainer and some rollouts for each model, all of one job; of an even number of replicas two share a host."""
     models = 1 if rng.random() < 0.8 else 2
     places: list[Place] = []
     for m in range(models):
@@ -225,10 +225,12 @@ def draw_places(rng: random.Random) -> list[Place]:
         shards = rng.choice([1, 1, 2, 3])
         layouts = [draw_layout(rng, m + 1, shard) for shard in range(shards)]
         replicas = ["trainer"] + [f"roll-{i}" for i in range(rng.randint(2, 4) if models == 1 else 2)]
-        for replica in replicas:
+        is_shared = len(replicas) % 2 == 0
+        for number, replica in enumerate(replicas):
             spot, rack = rng.random() < 0.3, rng.randint(1, 2)
             for shard in range(shards):
-                location = Location(("dc1", f"r{rack}", f"{replica}-{shard}"))
+                host = ("dc1", "r1", f"h{number // 2}") if is_shared else ("dc1", f"r{rack}", f"{replica}-{shard}")
+                location = Location(host)
                 seat = Seat(model, ReplicaId(replica), shard)
                 places.append(Place(seat, shards, layouts[shard], replica == "trainer", spot, location))
     return places

@@ -6,7 +6,7 @@ Process `roll-1` with shards 0 and 1 is written `roll-1#0`, `roll-1#1`; each is 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorhub import messages as m
 from tensorhub.references import NO_PAST
@@ -124,13 +124,23 @@ class Process:
         return Generation(bytes(16)) if holding is None else holding.generation
 
     def replicate(
-        self, selector: Selector = LATEST, timeout_s: float = 5, *, buffers: str = "a", serves: bool = True
+        self,
+        selector: Selector = LATEST,
+        timeout_s: float = 5,
+        *,
+        buffers: str = "a",
+        serves: bool = True,
+        shown: m.Content | None = None,
     ) -> int:
+        """`shown`: what the filling will be, if the version is that."""
         self.generation, self.told_ns = self.fresh(), self.cluster.now_ns
         timeout_ns = int(timeout_s * SECOND_NS)
-        return self.ask(
-            m.Replicate(self.seat, buffers, self.group, self.sequence, selector, timeout_ns, self.generation, serves)
+        asked = m.Replicate(
+            self.seat, buffers, self.group, self.sequence, selector, timeout_ns, self.generation, serves
         )
+        if shown is not None:
+            asked = replace(asked, manifest=shown.manifest, locators=self.locators(), exposure=b"there")
+        return self.ask(asked)
 
     def serve(self) -> m.Reply | m.Notice | None:
         return self.do(m.Serve(self.seat, self.generation, self.locators(), b"there"))

@@ -11,6 +11,8 @@ from tensorhub.server.placement import (
     PARTIAL,
     PUBLISHER,
     SLOW,
+    host,
+    nearest,
     rack,
     shelf_of,
     weight_of,
@@ -21,6 +23,8 @@ from tensorhub.types import Location
 from tests.unit.server.holders import CHUNKS, FILLING, PUBLISHED, Holders
 
 HERE = "dc1/r1/h1"
+#: Another host of that rack.
+NEAR = "dc1/r1/h2"
 
 
 def lost(holders: Holders, watermark: int = 4, location: str = "") -> Holding:
@@ -36,17 +40,18 @@ def test_the_reason_says_what_was_found_where() -> None:
     holders = Holders()
     trainer = holders.add("trainer", "dc1/r2/h1", PUBLISHED)
     assert holders.reason(HERE) == "nearest idle source in dc1: complete, 0 readers"
-    partial = holders.add("partial", HERE, FILLING, watermark=2, reads=trainer)
-    assert holders.reason(HERE) == "nearest idle source in dc1/r1/h1: partial, 0 readers"
+    partial = holders.add("partial", NEAR, FILLING, watermark=2, reads=trainer)
+    assert holders.reason(HERE) == "nearest idle source in dc1/r1: partial, 0 readers"
     holders.add_reader(partial, "reader")
-    assert holders.reason(HERE) == "no source is idle; least loaded in dc1/r1/h1: partial, 1 readers"
+    assert holders.reason(HERE) == "no source is idle; least loaded in dc1/r1: partial, 1 readers"
+    assert holders.reason(NEAR) == "on the same host, in dc1/r1/h2: partial, 1 readers"
     assert holders.reason("dc2") == "no source is idle; least loaded in all: complete, 1 readers"
 
 
 def test_publishers_come_last_once_others_hold_the_version() -> None:
     """Until a copy is complete a near publisher comes before a partial source farther away; from then on after it."""
     holders = Holders()
-    trainer = holders.add("trainer", HERE, PUBLISHED)
+    trainer = holders.add("trainer", NEAR, PUBLISHED)
     remote = holders.add("remote", "dc2/r1/h1", PUBLISHED)
     holders.add("partial", "dc1/r2/h1", FILLING, watermark=2, reads=remote)
     assert trainer.load == 0
@@ -139,7 +144,7 @@ def test_shelves(state: object, slow: str, doubted: bool, shelf: int) -> None:
 def test_the_source_of_the_group_comes_first_while_it_is_idle() -> None:
     """All shards of a replica read from one replica if they can, though another is nearer."""
     holders = Holders()
-    holders.add("near", HERE)
+    holders.add("near", NEAR)
     group = holders.add("group", "dc1/r9/h9")
     assert holders.chosen(HERE, prefer="group") == "group"
     assert holders.reason(HERE, prefer="group") == "the group's source: complete, 0 readers"
@@ -210,10 +215,10 @@ def test_a_promise_nearby_is_waited_for() -> None:
     already does: it would come behind those that wait."""
     holders = Holders()
     holders.add("trainer", "dc1/r1/h9", PUBLISHED, readers=1)
-    holders.slot().promises["dc2"] = 1
+    holders.slot().promises["dc2",] = 1
     assert holders.chosen(HERE) == "trainer"
     assert holders.chosen("dc1") == "trainer"
-    holders.slot().promises["dc1"] = 1
+    holders.slot().promises["dc1",] = 1
     assert holders.choice(HERE) is None
     assert holders.choice("dc1") is None
     assert holders.chosen(HERE, patient=False) == "trainer"
@@ -225,7 +230,7 @@ def test_beyond_the_data_centre_every_promise_is_waited_for() -> None:
     holders = Holders()
     holders.add("trainer", "dc2/r1/h1", PUBLISHED, readers=1)
     assert holders.chosen(HERE) == "trainer"
-    holders.slot().promises["dc3"] = 1
+    holders.slot().promises["dc3",] = 1
     assert holders.choice(HERE) is None
 
 
@@ -375,6 +380,51 @@ def test_who_weighs_nothing() -> None:
 
 
 def test_the_rack_of_a_place() -> None:
-    """The smallest place that it shares with others; a place of one part is its own."""
+    """What it lies in; a place of one part is its own."""
     racks = {"dc/r1/h1": ("dc", "r1"), "dc/r1": ("dc",), "dc": ("dc",), "": ()}
-    assert {text: rack(Location.parse(text)) for text in racks} == racks
+    assert {text: rack(Location.parse(text).parts) for text in racks} == racks
+
+
+# ---------------------------------------------------------------- hosts
+
+
+def test_a_location_of_three_parts_names_a_host() -> None:
+    """Who waits stands in the line of its host, or of its rack where the host is not known."""
+    hosts = {"dc/pod/r1/h1": True, "dc/r1/h1": True, "dc/r1": False, "dc": False, "": False}
+    assert {text: host(Location.parse(text)) is not None for text in hosts} == hosts
+    assert nearest(Location.parse("dc/r1/h1")) == ("dc", "r1", "h1")
+    assert nearest(Location.parse("dc/r1")) == ("dc",)
+
+
+def test_the_own_host_comes_before_the_group_and_all_that_is_idle() -> None:
+    """Reads within a host use no uplink: a source that has readers is taken there before an idle one elsewhere."""
+    holders = Holders()
+    own = holders.add("own", HERE)
+    holders.add("group", NEAR)
+    holders.add_reader(own, "far")
+    assert holders.chosen(HERE, prefer="group") == "own"
+    for number in range(READERS_PER_SOURCE_MAX - 1):
+        holders.add_reader(own, f"more-{number}")
+    assert holders.chosen(HERE, prefer="group") == "group"
+
+
+def test_what_is_about_to_come_to_the_own_host_is_waited_for() -> None:
+    """Newcomers wait for it though another is idle; the impatient do not, nor who has a filling, nor other hosts."""
+    holders = Holders()
+    trainer = holders.add("trainer", NEAR, PUBLISHED)
+    holders.slot().promises["dc1", "r1", "h1"] = 1
+    assert holders.choice(HERE) is None
+    assert holders.chosen(HERE, patient=False) == "trainer"
+    assert holders.chosen("dc1/r1/h3") == "trainer"
+    filling = holders.add("asker", HERE, FILLING, watermark=0)
+    assert holders.chosen(HERE, filling=filling) == "trainer"
+    assert trainer.load == 0
+
+
+def test_a_reader_of_the_own_host_weighs_nothing() -> None:
+    """It takes nothing of the uplink; the same reader elsewhere, or where hosts are not known, does."""
+    for place, other, weight in ((HERE, HERE, 0), (HERE, NEAR, LOAD_STEPS), ("dc1/r1", "dc1/r1", LOAD_STEPS)):
+        holders = Holders()
+        source = holders.add("source", place)
+        reader = holders.add("reader", other, FILLING, watermark=0, reads=source)
+        assert (weight_of(reader), source.load) == (weight, weight)

@@ -5,6 +5,7 @@ A shape is told by the depth of the deepest reader, the readers of the busiest s
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import pytest
 import tensorhub.server
 from tensorhub import messages as m
 from tensorhub.errors import BadRequest
-from tensorhub.server.settings import DEFAULTS, DEPTH_MAX, SECOND_NS, Settings
+from tensorhub.server.settings import DEFAULTS, DEPTH_MAX, READERS_PER_SOURCE_MAX, SECOND_NS, Settings
 from tests.unit.server.kit import LATEST, Cluster, Process, content
 
 FOLDER = str(next(iter(tensorhub.server.__path__)))
@@ -27,7 +28,10 @@ FOLDER = str(next(iter(tensorhub.server.__path__)))
 class Crowd:
     """Readers of version 1 that ask, serve as soon as they are granted, and remember from whom."""
 
-    def __init__(self, trainers: dict[str, str], settings: Settings = DEFAULTS, *, checks: bool = True) -> None:
+    def __init__(
+        self, trainers: dict[str, str], settings: Settings = DEFAULTS, *, checks: bool = True, shown: bool = False
+    ) -> None:
+        self.shown = content(1) if shown else None
         self.cluster = Cluster(settings, checks=checks)
         self.sources: dict[str, str] = {}
         self.waiting: dict[str, int] = {}
@@ -39,7 +43,7 @@ class Crowd:
 
     def ask(self, name: str, place: str = "", timeout_s: float = 60) -> Process:
         reader = self.cluster.process(name, location=place)
-        self.waiting[name] = reader.replicate(timeout_s=timeout_s)
+        self.waiting[name] = reader.replicate(timeout_s=timeout_s, shown=self.shown)
         self.take(name)
         return reader
 
@@ -57,7 +61,8 @@ class Crowd:
         while todo := [name for name in self.sources if name not in self.served]:
             for name in todo:
                 self.served.add(name)
-                self.cluster.processes[name].serve()
+                if self.shown is None:
+                    self.cluster.processes[name].serve()
             for name in list(self.waiting):
                 self.take(name)
 
@@ -82,6 +87,9 @@ class Crowd:
     def rack_of(self, name: str) -> str:
         return "/".join(self.cluster.processes[name].location.parts[:2])
 
+    def host_of(self, name: str) -> str:
+        return "/".join(self.cluster.processes[name].location.parts)
+
     def centre_of(self, name: str) -> str:
         return self.cluster.processes[name].location.parts[0]
 
@@ -102,6 +110,40 @@ def test_readers_that_come_one_by_one_become_a_chain() -> None:
         crowd.ask(f"roll-{number}")
         crowd.serve()
     assert (crowd.depth, crowd.fan_out) == (16, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("one_by_one", [True, False], ids=["one by one", "at once"])
+@pytest.mark.parametrize("shown", [True, False], ids=["shown with the request", "shown later"])
+def test_a_version_crosses_to_a_host_once(seed: int, one_by_one: bool, shown: bool) -> None:
+    """Workers of some hosts ask in any order: one of each host reads from another host, and every host is read by one
+    other at most, so that no uplink is shared."""
+    places = [f"dc/r{number % 2}/h{number % 5}" for number in range(20)]
+    random.Random(seed).shuffle(places)
+    crowd = Crowd({"trainer": "dc/r0/trainer"}, shown=shown)
+    for number, place in enumerate(places):
+        crowd.ask(f"roll-{number}", place)
+        if one_by_one:
+            crowd.serve()
+    crowd.serve()
+    assert len(crowd.sources) == len(places)
+    crossings = [
+        (crowd.host_of(source), crowd.host_of(reader))
+        for reader, source in crowd.sources.items()
+        if crowd.host_of(source) != crowd.host_of(reader)
+    ]
+    assert sorted(into for _, into in crossings) == sorted(set(places))
+    assert max(Counter(out for out, _ in crossings).values()) == 1
+
+
+def test_a_host_that_is_full_is_left() -> None:
+    """A source has a bounded number of readers, also on its own host; those who come after read from these."""
+    crowd = Crowd({"trainer": "dc/r/h"})
+    for number in range(3 * READERS_PER_SOURCE_MAX):
+        crowd.ask(f"roll-{number}", "dc/r/h")
+    crowd.serve()
+    assert crowd.fan_out == READERS_PER_SOURCE_MAX
+    assert len(crowd.sources) == 3 * READERS_PER_SOURCE_MAX
 
 
 def test_several_publishers_head_a_chain_each() -> None:
@@ -154,7 +196,7 @@ def test_an_idle_source_in_the_own_rack_comes_first() -> None:
 
 def test_a_chain_runs_through_one_rack_after_the_other() -> None:
     """Readers of three racks that ask at once in any order: the chain enters each rack once."""
-    crowd = Crowd({"trainer": "dc/r1/h0"})
+    crowd = Crowd({"trainer": "dc/r1/t"})
     for number in range(12):
         crowd.ask(f"roll-{number}", f"dc/r{1 + number % 3}/h{number}")
     crowd.serve()

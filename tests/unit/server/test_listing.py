@@ -8,7 +8,7 @@ import pytest
 
 from tensorhub.messages import Event
 from tensorhub.server.holdings import attach, detach
-from tensorhub.server.offers import end_promise, hide, index_readable, promise, refresh, show
+from tensorhub.server.offers import end_promise, hide, index_readable, promise, refresh, show, uplink_load
 from tensorhub.server.placement import COMPLETE, PARTIAL
 from tensorhub.server.settings import COMPLETE_SOURCES, DEFAULTS, READERS_PER_SOURCE_MAX
 from tensorhub.server.state import Holding, HoldingState, Kind
@@ -138,11 +138,11 @@ def planning(settings: object = DEFAULTS, *, location: str = "dc1/r1/h1", slow: 
 def test_a_promise_lasts_as_long_as_a_plan_may_take(location: str, patience_ns: int) -> None:
     """Longer over a long link. It counts once, and is taken back with its deadline; those in line are looked at."""
     holders, filling = planning(location=location)
-    centre = location[:3]
+    place = tuple(location.split("/"))
     promise(holders.turn, filling)
     promise(holders.turn, filling)
     assert filling.promises
-    assert filling.slot.promises == {centre: 1}
+    assert filling.slot.promises == {place[:1]: 1, place: 1}
     assert holders.turn.deadlines.next_ns() == patience_ns
     forget(holders)
     end_promise(holders.turn, filling)
@@ -163,9 +163,26 @@ def test_promises_are_counted_in_each_place() -> None:
     attach(holders.turn, second, first.upstream)
     promise(holders.turn, first)
     promise(holders.turn, second)
-    assert first.slot.promises == {"dc1": 2}
+    hosts = [("dc1", "r1", "h1"), ("dc1", "r2", "h2")]
+    assert first.slot.promises == {("dc1",): 2, hosts[0]: 1, hosts[1]: 1}
     end_promise(holders.turn, first)
-    assert first.slot.promises == {"dc1": 1}
+    assert first.slot.promises == {("dc1",): 1, hosts[1]: 1}
+
+
+def test_the_uplink_of_a_host_is_that_of_all_its_holders() -> None:
+    """What one of them bears for other hosts stands in the rows of all; it is forgotten with the last reader."""
+    holders = Holders()
+    first, second = holders.add("first", "dc1/r1/h1"), holders.add("second", "dc1/r1/h1")
+    elsewhere = holders.add("elsewhere", "dc1/r1/h2")
+    reader = holders.add_reader(first, "reader")
+    here = ("dc1", "r1", "h1")
+    assert first.slot.uplinks == {here: reader.weight}
+    loads = [holding.listed.load for holding in (first, second, elsewhere) if holding.listed is not None]
+    assert loads == [reader.weight, reader.weight, 0]
+    assert (first.load, second.load, uplink_load(second)) == (reader.weight, 0, reader.weight)
+    detach(holders.turn, reader)
+    assert first.slot.uplinks == {}
+    assert [holding.listed.load for holding in (first, second) if holding.listed is not None] == [0, 0]
 
 
 def test_a_promise_is_over_once_it_serves_or_has_lost_its_source() -> None:

@@ -77,7 +77,17 @@ TABLE = [
         "t",
         "a publisher before a far copy",
     ),
-    ("dc1/r1/h1", ["t published dc1/r1/h1 0", "a complete dc1/r3/h4 0"], "a", "publishers last within the data centre"),
+    ("dc1/r1/h1", ["t published dc1/r1/h2 0", "a complete dc1/r3/h4 0"], "a", "publishers last within the data centre"),
+    ("dc1/r1/h1", ["t published dc1/r2/h9 0", "a complete dc1/r1/h1 1"], "a", "the own host before an idle one"),
+    (
+        "dc1/r1/h1",
+        ["t published dc1/r1/h1 0", "a complete dc1/r1/h2 0"],
+        "t",
+        "a publisher on the own host before a copy",
+    ),
+    ("dc1/r1/h1", ["t published dc1/r1/h1 0", "a complete dc1/r1/h1 1"], "a", "publishers last on the own host, too"),
+    ("dc1/r1/h1", ["t published dc1/r2/h9 0", "a complete dc1/r1/h1 4"], "t", "beyond the host when it is full"),
+    ("dc1/r1", ["t published dc1/r1 0", "a complete dc1/r1 1"], "t", "a rack is no host"),
     (
         "dc1/r1/h1",
         ["t published - 0", "a complete dc1/r1/h1 4", "b complete dc1/r9/h9 0"],

@@ -7,7 +7,7 @@ import pytest
 from tensorhub import messages as m
 from tensorhub.server.settings import DEFAULTS, SECOND_NS
 from tensorhub.types import Exactly, Latest, Version
-from tests.unit.server.kit import ACTOR, NO_EPOCH, Cluster, claim, content
+from tests.unit.server.kit import ACTOR, NO_EPOCH, OTHER_LIFE, Cluster, Process, claim, content, undertaking
 
 
 def refused(answer: object) -> str:
@@ -169,6 +169,66 @@ def test_goodbye_ends_everything() -> None:
     assert cluster.machine.state.sessions == {}
     assert cluster.machine.state.generations == {}
     assert cluster.machine.next_deadline_ns() is None
+
+
+def returning_from_another_server() -> tuple[Cluster, Process, Process, int]:
+    """(cluster, trainer, reader, the trainer's unpublish): the reader has said Hello after it was with a second server,
+    and its process has not heard yet that the grant of this one is over."""
+    cluster = Cluster()
+    trainer, reader = cluster.process("trainer"), cluster.process("reader")
+    trainer.publish(4)
+    reader.answer(reader.replicate())
+    drained = trainer.unpublish(timeout_s=60)
+    assert isinstance(reader.hello(OTHER_LIFE), m.Welcome)
+    return cluster, trainer, reader, drained
+
+
+def test_who_was_with_another_server_may_still_read() -> None:
+    """Drained: what this server granted is drained when the reader says that it has stopped, not when it is back: its
+    group has moved on, and it hears so only now."""
+    cluster = Cluster()
+    trainers, readers = cluster.group("trainer"), cluster.group("reader")
+    for trainer in trainers:
+        trainer.publish(4)
+    for reader in readers:
+        reader.replicate()
+    trainer, reader = trainers[1], readers[1]
+    drained = trainer.unpublish(timeout_s=60)
+    group, sequence = reader.group, reader.sequence
+    reader.hello(OTHER_LIFE)
+    standing = m.Standing(group, sequence, undertaking=undertaking(reader, upstream=trainer.published))
+    assert reader.join(standing=standing) != m.Joined(group, sequence)
+    assert trainer.answer(drained) is None
+    reader.do(m.Abort(reader.seat, group, sequence, "the group has moved on"))
+    assert isinstance(trainer.answer(drained), m.Unpublished)
+
+
+def test_who_comes_back_with_nothing_under_way_reads_nothing() -> None:
+    """Its Join says so: nobody waits for a lease then."""
+    _, trainer, reader, drained = returning_from_another_server()
+    assert trainer.answer(drained) is None
+    reader.join()
+    assert isinstance(trainer.answer(drained), m.Unpublished)
+
+
+def test_who_goes_on_with_its_filling_is_a_reader_again() -> None:
+    """A transfer that this server takes up again holds the drain by itself, and ends it by itself."""
+    cluster, trainer, reader, drained = returning_from_another_server()
+    standing = m.Standing(reader.group, reader.sequence, undertaking=undertaking(reader, upstream=trainer.published))
+    reader.join(standing=standing)
+    (session,) = [each for each in cluster.machine.state.sessions.values() if each.id == reader.session]
+    assert trainer.answer(drained) is None
+    assert session.lingers == {}
+    cluster.alive(5, trainer, reader)  # the grace of this life is over
+    reader.done(4)
+    assert isinstance(trainer.answer(drained), m.Unpublished)
+
+
+def test_who_never_says_that_it_stopped_has_its_lease() -> None:
+    """A process that said Hello and then nothing is waited for as long as any other."""
+    cluster, trainer, _, drained = returning_from_another_server()
+    cluster.alive(DEFAULTS.lease_ns / SECOND_NS + 1, trainer)
+    assert isinstance(trainer.answer(drained), m.Unpublished)
 
 
 def test_a_publish_asked_again_is_answered_again() -> None:

@@ -97,7 +97,7 @@ def test_streams_without_hello_are_bounded_in_number_and_time(monkeypatch: pytes
         strangers = [await Stream.open(there.target, 5.0) for _ in range(3)]
         with pytest.raises(ServerUnavailable, match="did not say Hello yet"):
             await Stream.open(there.target, 5.0)
-        # Who writes at the very moment of the cut may be told by its own library instead; who reads is told by the host.
+        # Who writes at the very moment of the cut may be told by its own library instead; who reads is told why.
         with pytest.raises(ServerUnavailable):
             await _talk_for_ever(strangers[0])
         with pytest.raises(ServerUnavailable, match="did not say Hello within"):

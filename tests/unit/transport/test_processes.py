@@ -49,7 +49,9 @@ def test_an_identity_survives_its_bytes():
 
 
 @pytest.mark.parametrize(
-    "locator", [b"", b"\xc1", b"\x01", msgpack.packb({"boot": "b"}), replace(Identity.own(), pid=-1).pack()]
+    "locator",
+    [b"", b"\xc1", b"\x01", msgpack.packb({"boot": "b"}), replace(Identity.own(), pid=-1).pack()],
+    ids=["empty", "no msgpack", "a number", "a part", "of no process"],
 )
 def test_malformed_locators_are_refused(locator):
     """Bytes of another engine, or of none, name the trouble."""

@@ -1,0 +1,240 @@
+"""A whole copy of a model in one process: as many shards as its publisher has, learnt from the version itself.
+
+For readers that are not cut like the trainer: a rollout worker that loads whole tensors, an evaluator, a tool. The
+mirror is one replica that holds every shard, so that one transaction decides its version; it decides nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tensorhub.client.allocating import Make, plain
+from tensorhub.client.hub import Hub, open
+from tensorhub.client.looking import model_key, wait_for_version
+from tensorhub.client.results import PHASES, Replication
+from tensorhub.client.slices import Slice, missing
+from tensorhub.errors import BadRequest, Busy, Closed, GroupAborted, LayoutMismatch, TensorHubError, Where
+from tensorhub.pipeline.columns import listed
+from tensorhub.types import DEFAULT_BUFFERS, Location, Selector, check_name, check_timeout, parse_selector
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+
+class Mirror:
+    """Keeps a copy of a model in host memory, up to date and served on to others. A context manager.
+
+    `tensors` are made by the first `pull`, with the names, shapes and dtypes of the version, and written in place by
+    the next ones for as long as those stay what they are. Tensors of which several shards publish rows are whole here.
+    Options are those of `tensorhub.open`; `make(name, shape, dtype)` returns the memory of a tensor (pinned, or
+    shared), `torch.empty` without it.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        replica: str,
+        server: str | None = None,
+        job: str | None = None,
+        engine: str | Sequence[str] = "auto",
+        spot: bool = True,
+        location: str | None = None,
+        layout: str = "",
+        make: Make | None = None,
+    ) -> None:
+        self._key = model_key(model, job)
+        self._replica = check_name("replica", replica)
+        self._server, self._engine, self._spot, self._layout = server, engine, spot, layout
+        self._location = location if location is not None else os.environ.get("TENSORHUB_LOCATION", "")
+        self._place = Location.parse(self._location)
+        self._make = make or plain
+        #: Tensors of which shards publish rows.
+        self._wholes: dict[str, torch.Tensor] = {}
+        #: One per shard, of the versions pulled last; empty until the first pull.
+        self._hubs: list[Hub] = []
+        self._is_pulling = self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<tensorhub.Mirror {self._key} {self._replica} of {len(self._hubs)} shards, version {self.version}>"
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def version(self) -> int | None:
+        """What all of the tensors hold; None before the first pull, while one runs, and after one that failed."""
+        held = {hub.version for hub in self._hubs}
+        return held.pop() if len(held) == 1 else None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """{name: tensor} of all shards; look them up after each pull."""
+        found: dict[str, torch.Tensor] = {}
+        for hub in self._hubs:
+            for name, tensor in hub.tensors().items():
+                piece = Slice.of(name, tensor.shape)
+                if piece is None:
+                    found[name] = tensor
+                else:
+                    found[piece.name] = self._wholes[piece.name]
+        return found
+
+    def pull(self, version: object = "latest", *, timeout: float = 60.0) -> Replication:
+        """Bring the tensors to a version, all shards to the same; waits until there is one that matches.
+
+        The `Replication` is that of all shards together: bytes and sources of all, phases of the slowest. On failure
+        nothing is served, and `version` is None. Raises as `Hub.replicate`; `LayoutMismatch` also when two shards have
+        a tensor of the same name.
+        """
+        selector, timeout = parse_selector(version), check_timeout(timeout)
+        if self._is_closed:
+            raise Closed("the mirror is closed; make a new one", self._where)
+        if self._is_pulling:
+            raise Busy("this mirror pulls already; one at a time", self._where)
+        self._is_pulling = True
+        try:
+            return self._pull(selector, timeout)
+        finally:
+            self._is_pulling = False
+
+    def _pull(self, selector: Selector, timeout_s: float) -> Replication:
+        deadline_s = time.monotonic() + timeout_s
+        if self._hubs:
+            try:
+                return self._replicate(selector, timeout_s)
+            except LayoutMismatch:
+                if self._shards_of(selector, max(0.0, deadline_s - time.monotonic())) == len(self._hubs):
+                    raise
+                self._leave()  # a publisher that is cut otherwise: as a replica of other shards
+        shards = self._shards_of(selector, max(0.0, deadline_s - time.monotonic()))
+        self._open(shards, max(0.0, deadline_s - time.monotonic()))
+        return self._replicate(selector, max(0.0, deadline_s - time.monotonic()))
+
+    def _shards_of(self, selector: Selector, timeout_s: float) -> int:
+        """Into how many shards a version is cut, as soon as there is one."""
+        return wait_for_version(
+            self._key, selector, server=self._server, location=self._place, timeout_s=timeout_s
+        ).shards
+
+    def _replicate(self, selector: Selector, timeout_s: float) -> Replication:
+        done = replicate_together(self._hubs, selector, timeout_s)
+        self._check_names()
+        return done
+
+    def _check_names(self) -> None:
+        names = Counter[str]()
+        pieces: dict[str, list[Slice]] = {}
+        for hub in self._hubs:
+            for name, tensor in hub.tensors().items():
+                if (piece := Slice.of(name, tensor.shape)) is not None:
+                    pieces.setdefault(piece.name, []).append(piece)
+                else:
+                    names[name] += 1
+        if twice := sorted(name for name, count in names.items() if count > 1 or name in pieces):
+            raise LayoutMismatch(
+                f"{listed(twice)} are in several shards: parts of tensors, which make no whole ones here; "
+                "open a hub per shard instead",
+                self._where,
+            )
+        if lacks := [lack for each in pieces.values() if (lack := missing(each)) is not None]:
+            raise LayoutMismatch(f"the version's shards do not hold, each once: {'; '.join(lacks)}", self._where)
+
+    def _memory(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The memory of a tensor of a shard: of its rows of the whole, where it is a piece."""
+        piece = Slice.of(name, shape)
+        if piece is None:
+            return self._make(name, shape, dtype)
+        whole, form = self._wholes.get(piece.name), (piece.rows, *shape[1:])
+        if whole is None or tuple(whole.shape) != form or whole.dtype != dtype:
+            whole = self._wholes[piece.name] = self._make(piece.name, form, dtype)
+        return whole[piece.start : piece.stop]
+
+    def _open(self, shards: int, timeout_s: float) -> None:
+        """A seat for each shard."""
+        for shard in range(shards):
+            hub = open(
+                self._key.name,
+                replica=self._replica,
+                shard=shard,
+                shards=shards,
+                server=self._server,
+                job=self._key.job,
+                engine=self._engine,
+                spot=self._spot,
+                location=self._location,
+                layout=self._layout,
+                timeout=timeout_s,
+            )
+            self._hubs.append(hub)
+            hub.register_as_published(self._memory)
+
+    def close(self) -> None:
+        """Give up the seats; readers go elsewhere. The tensors stay whoever's holds them. Idempotent."""
+        self._is_closed = True
+        self._leave()
+
+    def _leave(self) -> None:
+        hubs, self._hubs = self._hubs, []
+        for hub in hubs:
+            hub.close()
+
+    @property
+    def _where(self) -> Where:
+        return Where(model=str(self._key), replica=self._replica)
+
+
+def replicate_together(hubs: Sequence[Hub], selector: Selector, timeout_s: float) -> Replication:
+    """One replicate of several shards of a replica that one process holds, side by side, on the default buffers."""
+    if not hubs:
+        raise BadRequest("no shards to replicate")
+    first = hubs[0]
+
+    async def run() -> list[Replication | BaseException]:
+        pulls = [hub._member.replicate(selector, DEFAULT_BUFFERS, timeout_s, None) for hub in hubs]
+        return await asyncio.gather(*pulls, return_exceptions=True)
+
+    outcomes = first._on_loop(run(), timeout_s)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if failures:
+        raise _all_of(failures)
+    return _merged([outcome for outcome in outcomes if isinstance(outcome, Replication)])
+
+
+def _all_of(failures: Sequence[BaseException]) -> BaseException:
+    """One error that names all: the first that is no mere consequence of another, with the others' words."""
+    own = [failure for failure in failures if not isinstance(failure, GroupAborted)] or list(failures)
+    first, others = own[0], own[1:]
+    if not isinstance(first, TensorHubError):
+        return first
+    told = list(dict.fromkeys(str(other) for other in others if str(other) != str(first)))
+    if told:
+        first.message = "; and ".join([first.message, *told])
+        first.args = (first.message, first.where)
+    return first
+
+
+def _merged(parts: Sequence[Replication]) -> Replication:
+    return Replication(
+        parts[0].version,
+        parts[0].lineage,
+        sum(part.nbytes for part in parts),
+        max(part.seconds for part in parts),
+        tuple(use for part in parts for use in part.sources),
+        {phase: max(part.phases[phase] for part in parts) for phase in PHASES},
+        all(part.already_held for part in parts),
+        all(part.verified for part in parts),
+        sum(part.bytes_read for part in parts),
+    )
