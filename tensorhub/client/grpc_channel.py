@@ -220,6 +220,7 @@ _SIGNS = (
     ("Peer name", f"shows a certificate of another name; {SERVER_NAME_ENV} names the one to expect"),
     ("Hostname Verification", f"shows a certificate of another name; {SERVER_NAME_ENV} names the one to expect"),
     ("handshake failed", f"does not agree on TLS: is it grpcs:// at all, and does it want {CERT_ENV}?"),
+    ("Handshake read failed", f"hung up in the TLS handshake; {_CLOSED_TLS}"),
     ("Connection refused", "refuses connections: nobody listens there"),
     ("errors resolving", "has a host name that is unknown here"),
     ("DNS resolution failed", "has a host name that is unknown here"),
