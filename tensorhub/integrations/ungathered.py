@@ -23,12 +23,13 @@ def ungathered(wanted: bool = True) -> Iterator[None]:
     if not wanted:
         yield
         return
-    real, thread = DTensor.full_tensor, threading.get_ident()
-
-    def full_tensor(self: DTensor, **options: Any) -> Any:
-        return self if threading.get_ident() == thread else real(self, **options)
-
+    thread = threading.get_ident()
     with _lock:
+        real = DTensor.full_tensor  # never another thread's replacement
+
+        def full_tensor(self: DTensor, **options: Any) -> Any:
+            return self if threading.get_ident() == thread else real(self, **options)
+
         DTensor.full_tensor = full_tensor  # type: ignore[method-assign]
         try:
             yield

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tensorhub.client.slices import Slice, is_distributed, missing, own_rows
+from tensorhub.integrations import ungathered as module
 from tensorhub.integrations.ungathered import ungathered
 
 
@@ -123,6 +126,38 @@ def test_what_is_no_stretch_of_rows_is_gathered(shape: tuple[int, ...], placemen
     """Columns, copies, sums and nothing at all have no rows to answer for."""
     with rank_of(2, 0):
         assert own_rows(distributed(shape, (2,), placements)) is None
+
+
+class Queued:
+    """A lock that tells when somebody has come to it."""
+
+    def __init__(self) -> None:
+        self.lock, self.come = threading.Lock(), threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        self.come.release()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_threads_take_turns_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that comes while another is in it waits; when the last is done, `full_tensor` is torch's own again."""
+    real, queued = DTensor.full_tensor, Queued()
+    monkeypatch.setattr(module, "_lock", queued)
+
+    def enter() -> None:
+        with ungathered():
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with ungathered():
+            other = pool.submit(enter)
+            for _ in range(2):
+                assert queued.come.acquire(timeout=20)
+        other.result(20)
+    assert DTensor.full_tensor is real
 
 
 def test_full_tensor_hands_on_what_the_rank_has() -> None:
