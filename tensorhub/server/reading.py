@@ -165,7 +165,7 @@ def wake(turn: Turn, slot: Slot) -> None:
                 _try(turn, part)
             if part.line is not None:
                 over += 1
-                if place in slot.promises and slot.complete:
+                if is_host(place) and place in slot.promises and slot.complete:
                     break  # this host waits for what comes to it; others do not
                 if kind is not Kind.ODD:
                     in_vain.add(group)
