@@ -303,9 +303,9 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
     if isinstance(shard, bool) or not isinstance(shard, int) or not 0 <= shard < shards:
         raise BadRequest(f"shard must be an int from 0 to {shards - 1}, not {shard!r}")
     timeout = check_timeout(timeout)
-    key = ModelKey(check_name("job", job or default_job()), check_name("model", model))
+    key = model_key(model, job)
     seat = Seat(key, ReplicaId(check_name("replica", replica)), shard)
-    place = Location.parse(location if location is not None else os.environ.get("TENSORHUB_LOCATION", ""))
+    place = place_of(location)
     branch = check_name("lineage", lineage or os.environ.get("TENSORHUB_LINEAGE") or DEFAULT_LINEAGE)
     address = default_server(server)
     preference = (engine,) if isinstance(engine, str) else tuple(engine)
@@ -323,6 +323,16 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
 def default_server(server: str | None) -> str:
     """The server to use when the caller names none."""
     return server or os.environ.get("TENSORHUB_SERVER") or "local"
+
+
+def model_key(model: str, job: str | None) -> ModelKey:
+    """A model of a job; without a job, of the one that this process belongs to."""
+    return ModelKey(check_name("job", job or default_job()), check_name("model", model))
+
+
+def place_of(location: str | None) -> Location:
+    """Where this process is: as the caller says, else TENSORHUB_LOCATION, else unknown."""
+    return Location.parse(location if location is not None else os.environ.get("TENSORHUB_LOCATION", ""))
 
 
 def default_stall_s() -> float:

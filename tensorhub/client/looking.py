@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tensorhub.client.hub import CLOSE_S, default_job, default_server, expect
+from tensorhub.client.hub import CLOSE_S, default_server, expect, model_key
 from tensorhub.client.margins import NS, REPLY_MARGIN_S
 from tensorhub.client.runtime import Runtime
 from tensorhub.client.session import Session
 from tensorhub.messages import Found, List, Listing, Status, StatusView, VersionView, Wait
-from tensorhub.types import Location, ModelKey, Selector, check_name, check_timeout
+from tensorhub.types import Location, ModelKey, Selector, check_timeout
 
 T = TypeVar("T")
 
@@ -56,11 +56,6 @@ def wait_for_version(
             # Gone between the two questions: what the selector names now is another.
 
     return _with_session(default_server(server), ask, timeout_s, may_start=True)
-
-
-def model_key(model: str, job: str | None) -> ModelKey:
-    """A model of a job; without a job, of the one that this process belongs to."""
-    return ModelKey(check_name("job", job or default_job()), check_name("model", model))
 
 
 def _ask(server: str | None, model: str | None, job: str | None, kind: type[Status | List], timeout: float) -> object:

@@ -7,20 +7,19 @@ mirror is one replica that holds every shard, so that one transaction decides it
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tensorhub.client.allocating import Make, plain
-from tensorhub.client.hub import Hub, open
-from tensorhub.client.looking import model_key, wait_for_version
+from tensorhub.client.hub import Hub, model_key, open, place_of
+from tensorhub.client.looking import wait_for_version
 from tensorhub.client.results import PHASES, Replication
 from tensorhub.client.slices import Slice, missing
-from tensorhub.errors import BadRequest, Busy, Closed, GroupAborted, LayoutMismatch, TensorHubError, Where
+from tensorhub.errors import Busy, Closed, GroupAborted, LayoutMismatch, TensorHubError, Where
 from tensorhub.pipeline.columns import listed
-from tensorhub.types import DEFAULT_BUFFERS, Location, Selector, check_name, check_timeout, parse_selector
+from tensorhub.types import DEFAULT_BUFFERS, Selector, check_name, check_timeout, parse_selector
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,8 +52,7 @@ class Mirror:
         self._key = model_key(model, job)
         self._replica = check_name("replica", replica)
         self._server, self._engine, self._spot, self._layout = server, engine, spot, layout
-        self._location = location if location is not None else os.environ.get("TENSORHUB_LOCATION", "")
-        self._place = Location.parse(self._location)
+        self._place = place_of(location)
         self._make = make or plain
         #: Tensors of which shards publish rows.
         self._wholes: dict[str, torch.Tensor] = {}
@@ -83,14 +81,18 @@ class Mirror:
     def tensors(self) -> dict[str, torch.Tensor]:
         """{name: tensor} of all shards; look them up after each pull."""
         found: dict[str, torch.Tensor] = {}
+        for name, tensor, piece in self._parts():
+            if piece is None:
+                found[name] = tensor
+            else:
+                found[piece.name] = self._wholes[piece.name]
+        return found
+
+    def _parts(self) -> Iterator[tuple[str, torch.Tensor, Slice | None]]:
+        """(name, tensor, what it is rows of) of every tensor of every shard."""
         for hub in self._hubs:
             for name, tensor in hub.tensors().items():
-                piece = Slice.of(name, tensor.shape)
-                if piece is None:
-                    found[name] = tensor
-                else:
-                    found[piece.name] = self._wholes[piece.name]
-        return found
+                yield name, tensor, Slice.of(name, tensor.shape)
 
     def pull(self, version: object = "latest", *, timeout: float = 60.0) -> Replication:
         """Bring the tensors to a version, all shards to the same; waits until there is one that matches.
@@ -112,16 +114,22 @@ class Mirror:
 
     def _pull(self, selector: Selector, timeout_s: float) -> Replication:
         deadline_s = time.monotonic() + timeout_s
+
+        def left_s() -> float:
+            return max(0.0, deadline_s - time.monotonic())
+
         if self._hubs:
             try:
                 return self._replicate(selector, timeout_s)
             except LayoutMismatch:
-                if self._shards_of(selector, max(0.0, deadline_s - time.monotonic())) == len(self._hubs):
+                shards = self._shards_of(selector, left_s())
+                if shards == len(self._hubs):
                     raise
-                self._leave()  # a publisher that is cut otherwise: as a replica of other shards
-        shards = self._shards_of(selector, max(0.0, deadline_s - time.monotonic()))
-        self._open(shards, max(0.0, deadline_s - time.monotonic()))
-        return self._replicate(selector, max(0.0, deadline_s - time.monotonic()))
+            self._leave()  # a publisher that is cut otherwise: as a replica of other shards
+        else:
+            shards = self._shards_of(selector, left_s())
+        self._open(shards, left_s())
+        return self._replicate(selector, left_s())
 
     def _shards_of(self, selector: Selector, timeout_s: float) -> int:
         """Into how many shards a version is cut, as soon as there is one."""
@@ -130,19 +138,18 @@ class Mirror:
         ).shards
 
     def _replicate(self, selector: Selector, timeout_s: float) -> Replication:
-        done = replicate_together(self._hubs, selector, timeout_s)
+        done = _replicate_together(self._hubs, selector, timeout_s)
         self._check_names()
         return done
 
     def _check_names(self) -> None:
         names = Counter[str]()
         pieces: dict[str, list[Slice]] = {}
-        for hub in self._hubs:
-            for name, tensor in hub.tensors().items():
-                if (piece := Slice.of(name, tensor.shape)) is not None:
-                    pieces.setdefault(piece.name, []).append(piece)
-                else:
-                    names[name] += 1
+        for name, _, piece in self._parts():
+            if piece is not None:
+                pieces.setdefault(piece.name, []).append(piece)
+            else:
+                names[name] += 1
         if twice := sorted(name for name, count in names.items() if count > 1 or name in pieces):
             raise LayoutMismatch(
                 f"{listed(twice)} are in several shards: parts of tensors, which make no whole ones here; "
@@ -163,23 +170,27 @@ class Mirror:
         return whole[piece.start : piece.stop]
 
     def _open(self, shards: int, timeout_s: float) -> None:
-        """A seat for each shard."""
-        for shard in range(shards):
-            hub = open(
-                self._key.name,
-                replica=self._replica,
-                shard=shard,
-                shards=shards,
-                server=self._server,
-                job=self._key.job,
-                engine=self._engine,
-                spot=self._spot,
-                location=self._location,
-                layout=self._layout,
-                timeout=timeout_s,
-            )
-            self._hubs.append(hub)
-            hub.register_as_published(self._memory)
+        """A seat for each shard, or none: a replica of which seats are missing would wait for them."""
+        try:
+            for shard in range(shards):
+                hub = open(
+                    self._key.name,
+                    replica=self._replica,
+                    shard=shard,
+                    shards=shards,
+                    server=self._server,
+                    job=self._key.job,
+                    engine=self._engine,
+                    spot=self._spot,
+                    location=str(self._place),
+                    layout=self._layout,
+                    timeout=timeout_s,
+                )
+                self._hubs.append(hub)
+                hub.register_as_published(self._memory)
+        except BaseException:
+            self._leave()
+            raise
 
     def close(self) -> None:
         """Give up the seats; readers go elsewhere. The tensors stay whoever's holds them. Idempotent."""
@@ -196,17 +207,14 @@ class Mirror:
         return Where(model=str(self._key), replica=self._replica)
 
 
-def replicate_together(hubs: Sequence[Hub], selector: Selector, timeout_s: float) -> Replication:
+def _replicate_together(hubs: Sequence[Hub], selector: Selector, timeout_s: float) -> Replication:
     """One replicate of several shards of a replica that one process holds, side by side, on the default buffers."""
-    if not hubs:
-        raise BadRequest("no shards to replicate")
-    first = hubs[0]
 
     async def run() -> list[Replication | BaseException]:
         pulls = [hub._member.replicate(selector, DEFAULT_BUFFERS, timeout_s, None) for hub in hubs]
         return await asyncio.gather(*pulls, return_exceptions=True)
 
-    outcomes = first._on_loop(run(), timeout_s)
+    outcomes = hubs[0]._on_loop(run(), timeout_s)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if failures:
         raise _all_of(failures)

@@ -11,7 +11,7 @@ import torch
 
 import tensorhub
 from tensorhub import Mirror, Staging
-from tensorhub.errors import BadRequest, Busy, Closed, LayoutMismatch, Unavailable, VersionOrder, WaitTimeout
+from tensorhub.errors import BadRequest, Busy, Closed, LayoutMismatch, SeatTaken, Unavailable, VersionOrder, WaitTimeout
 from tests.integration.conftest import Opener, same, until_waiting, weights
 from tests.support.engines import Gate, Meddler, meddled
 
@@ -216,6 +216,17 @@ def test_shards_that_share_names_make_no_mirror(hub: Opener, mirror: Mirrors) ->
         hub("trainer", {"w": torch.ones(8), f"own{shard}": torch.ones(1)}, shard=shard, shards=2).publish(version=1)
     with pytest.raises(LayoutMismatch, match=r"\['w'\] are in several shards"):
         mirror().pull(timeout=20)
+
+
+def test_a_mirror_that_cannot_take_all_its_seats_takes_none(ranks: Ranks, mirror: Mirrors, hub: Opener) -> None:
+    """register_failure_is_fatal: a seat that another process holds is told, and holds back no pull that comes after."""
+    trainer, rollout = ranks(2), mirror("rollout")
+    publish(trainer, 1, weights(1))
+    with hub("rollout", shard=1, shards=2), pytest.raises(SeatTaken):
+        rollout.pull(timeout=20)
+    assert rollout.tensors == {}
+    assert rollout.pull(timeout=20).version == 1
+    assert same(rollout.tensors, weights(1))
 
 
 def test_one_pull_at_a_time_and_none_after_the_end(ranks: Ranks, mirror: Mirrors, hub: Opener) -> None:
