@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from tensorhub.cli.chaos.child import die_with
 from tests.sim.faults import SERVER_DIES
 from tests.sim.marks import OF_RESTARTS, Mark
 from tests.sim.run import Result, simulate
@@ -97,9 +99,12 @@ def story(result: Result) -> str:
 
 
 def run_seeds(seeds: Iterable[int], jobs: int) -> Generator[Result, None, None]:
-    """What came of each seed, in the order in which they end, without their traces. Seeds may be endless."""
-    coming = iter(seeds)
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    """What came of each seed, in the order in which they end, without their traces. Seeds may be endless.
+
+    Its processes die with the thread that asks for the first of them, however that ends.
+    """
+    coming, spawn, others = iter(seeds), multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=die_with, initargs=(os.getpid(),))
     running: dict[Future[Result], int] = {}
     try:
         while True:
@@ -109,6 +114,8 @@ def run_seeds(seeds: Iterable[int], jobs: int) -> Generator[Result, None, None]:
                 return
             done, _ = wait(running, HANG_S, FIRST_COMPLETED)
             if not done:
+                for process in set(multiprocessing.active_children()) - others:
+                    process.kill()  # or the pool would wait for it for ever
                 raise TimeoutError(f"no seed ended within {HANG_S:g} s; under way or next: {list(running.values())}")
             for future in done:
                 seed, error = running.pop(future), future.exception()

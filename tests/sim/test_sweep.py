@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from tests.sim.__main__ import main
 from tests.sim.marks import Mark
 from tests.sim.run import Result, simulate
 from tests.sim.sweep import Tally, run_seeds, story
+from tests.support.servers import until
 
 #: Enough that all marks are met many times over, the rarest a few: about a minute of one core.
 SWEEP = range(200)
@@ -84,3 +89,38 @@ def test_a_search_stops_at_the_first_failure(
     out = capsys.readouterr().out
     assert "1 violations in 1 seeds" in out
     assert "replay with: python -m tests.sim" in out
+
+
+def _never(seed: int) -> Result:
+    time.sleep(3600)
+    return _broken(seed)
+
+
+@pytest.mark.slow
+def test_a_seed_that_hangs_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed that does not end ends the search by its number; what ran it is not waited for."""
+    monkeypatch.setattr("tests.sim.sweep.HANG_S", 0.1)
+    monkeypatch.setattr("tests.sim.sweep._one", _never)
+    with pytest.raises(TimeoutError, match=r"no seed ended within .*\[7\]"):
+        list(run_seeds([7], jobs=1))
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_leaves_nobody_behind() -> None:
+    """Its processes would go on with seeds that nobody asks for, and occupy every core."""
+    command = [sys.executable, "-m", "tests.sim", "--forever", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as search:
+        assert search.stdout is not None
+        assert "seeds" in search.stdout.readline()
+        children = Path(f"/proc/{search.pid}/task/{search.pid}/children").read_text(encoding="ascii").split()
+        search.kill()
+    assert len(children) >= 2
+    until(lambda: not any(_lives(int(child)) for child in children), "the end of its processes")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
