@@ -139,7 +139,11 @@ class Mirror:
 
     def _replicate(self, selector: Selector, timeout_s: float) -> Replication:
         done = _replicate_together(self._hubs, selector, timeout_s)
-        self._check_names()
+        try:
+            self._check_names()
+        except LayoutMismatch:
+            self._leave()  # what makes no whole here is not served on as if it did
+            raise
         return done
 
     def _check_names(self) -> None:
@@ -158,6 +162,7 @@ class Mirror:
             )
         if lacks := [lack for each in pieces.values() if (lack := missing(each)) is not None]:
             raise LayoutMismatch(f"the version's shards do not hold, each once: {'; '.join(lacks)}", self._where)
+        self._wholes = {name: self._wholes[name] for name in pieces}  # not those of an earlier layout
 
     def _memory(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The memory of a tensor of a shard: of its rows of the whole, where it is a piece."""
