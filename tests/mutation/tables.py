@@ -32,6 +32,16 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{SERVER}/test_graph.py",
         f"{SERVER}/test_offers.py",
     ),
+    "tensorhub.server.pace": (f"{SERVER}/test_pace.py",),
+    "tensorhub.server.stragglers": (f"{SERVER}/test_stragglers.py",),
+    "tensorhub.server.rates": (f"{SERVER}/test_pace.py",),
+    "tensorhub.server.lateness": (
+        f"{SERVER}/test_groups.py",
+        f"{SERVER}/test_sessions.py",
+        f"{SERVER}/test_returning.py",
+    ),
+    "tensorhub.server.origins": (f"{SERVER}/test_origins.py",),
+    "tensorhub.pipeline.course": (f"{PIPELINE}/test_course.py", f"{PIPELINE}/test_filling.py"),
     "tensorhub.server.returning": (
         f"{SERVER}/test_returning_claims.py",
         f"{SERVER}/test_returning_transfers.py",
