@@ -42,6 +42,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tensorhub.server.origins": (f"{SERVER}/test_origins.py",),
     "tensorhub.pipeline.course": (f"{PIPELINE}/test_course.py", f"{PIPELINE}/test_filling.py"),
+    "tensorhub.server.groups": (
+        f"{SERVER}/test_group_calls.py",
+        f"{SERVER}/test_groups.py",
+        f"{SERVER}/test_lifecycles.py",
+        f"{SERVER}/test_hostile.py",
+        f"{SERVER}/test_returning_transfers.py",
+        f"{SERVER}/test_origins.py",
+        f"{SERVER}/test_stragglers.py",
+    ),
     "tensorhub.server.returning": (
         f"{SERVER}/test_returning_claims.py",
         f"{SERVER}/test_returning_transfers.py",
