@@ -189,8 +189,7 @@ def cover_all(turn: Turn, transaction: Transaction) -> None:
         cover(turn, transaction, member)
     transaction.source = grants.first_source(transaction)
     for shard in range(replica.shards):
-        part = transaction.parts.get(shard)
-        if shard not in transaction.held and (part is None or part.filling is None):
+        if shard not in transaction.held:
             pin(transaction, shard)
 
 
@@ -248,7 +247,7 @@ def done(turn: Turn, request: Done) -> None:
         settled(turn, part)
         return
     filling = part.filling
-    if filling is None or part.phase not in (Phase.READING, Phase.REROUTING):
+    if filling is None:
         raise BadRequest(f"this shard is {part.phase.value}: it cannot be done", at(member))
     _finish(turn, part, filling, request)
 

@@ -18,8 +18,8 @@ def part_late(turn: Turn, replica: Replica, shard: int) -> None:
     """A shard's own deadline passed while it waited."""
     transaction = replica.transaction
     part = None if transaction is None else transaction.parts.get(shard)
-    if transaction is not None and part is not None:
-        abort(turn, transaction, {shard: _too_late(part)})
+    if part is not None:
+        abort(turn, part.transaction, {shard: _too_late(part)})
 
 
 def _too_late(part: Part) -> TensorHubError:

@@ -20,9 +20,8 @@ def begin(reader: Holding, source: Holding, now_ns: int) -> None:
 
 
 def end(reader: Holding, now_ns: int) -> None:
-    """The reader reads from its source no more; what it still reports was read before."""
-    if reader.origins and reader.origins[-1].ended_ns is None:
-        reader.origins[-1].ended_ns = now_ns
+    """The reader reads from its source, the last of these, no more; what it still reports was read before."""
+    reader.origins[-1].ended_ns = now_ns
 
 
 def count(reader: Holding, bytes_done: int) -> None:

@@ -30,7 +30,6 @@ def note(filling: Holding, now_ns: int, period_ns: int) -> None:
     Reports are late when processors are busy, and bunch: over the times of their arrival rates would mean little.
     """
     pace = filling.pace
-    pace.heard_ns = now_ns
     if not pace.has_begun:
         # Plans and first reads take their time, on healthy hosts, too: it counts from the first report of bytes.
         pace.has_begun, pace.from_bytes = filling.bytes_done > pace.from_bytes, filling.bytes_done
@@ -47,7 +46,7 @@ def note(filling: Holding, now_ns: int, period_ns: int) -> None:
 def restart(filling: Holding, now_ns: int) -> None:
     """It reads from another source from now on; what it was before says nothing."""
     began_ns = filling.pace.began_ns or now_ns
-    filling.pace = Pace(began_ns, from_bytes=filling.bytes_done, heard_ns=now_ns)
+    filling.pace = Pace(began_ns, from_bytes=filling.bytes_done)
 
 
 def lag(filling: Holding, now_ns: int) -> str:
@@ -62,7 +61,8 @@ def lag(filling: Holding, now_ns: int) -> str:
         return ""
     if source.state is HoldingState.FILLING:
         theirs = source.pace.rate
-        if (pace.behind > 1 or _is_behind(filling, FAR_SLOWER, now_ns)) and _pays(filling, theirs):
+        is_slow = pace.behind > 1 or _is_behind(filling, FAR_SLOWER, now_ns)
+        if is_slow and _is_fresh(source.pace, now_ns) and _pays(filling, theirs):
             return f"slower than its source: {_rates(pace.rate, theirs)} of {source.member.seat}"
         return ""
     others = fastest(filling)
@@ -77,7 +77,7 @@ def _is_behind(filling: Holding, times: int, now_ns: int) -> bool:
     source, pace = filling.upstream, filling.pace
     if source is None or source.state is not HoldingState.FILLING or not _is_fresh(source.pace, now_ns):
         return False
-    ahead = source.bytes_done - filling.bytes_done - pace.rate * (now_ns - pace.heard_ns) // SECOND_NS
+    ahead = source.bytes_done - filling.bytes_done
     sharing = max(1, sum(not reader.asked for reader in source.readers.values()))
     return source.pace.rate > times * pace.rate * sharing and ahead >= _lead(filling, source.pace.rate)
 

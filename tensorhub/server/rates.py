@@ -16,8 +16,6 @@ class Pace:
     #: The open period has lasted so long by its own clock, and began with so many bytes.
     open_ns: int = 0
     from_bytes: int = 0
-    #: Its last report.
-    heard_ns: int = 0
     #: Bytes per second in the last whole period, which ended then; 0 and 0 before there is one.
     rate: int = 0
     measured_ns: int = 0

@@ -11,7 +11,7 @@ from tensorhub.messages import SourceLost
 from tensorhub.server import pace
 from tensorhub.server.grants import part_of
 from tensorhub.server.holdings import reweigh
-from tensorhub.server.offers import end_promise, refresh
+from tensorhub.server.offers import refresh
 from tensorhub.server.settings import MOVES_MAX, SLOW_SHARE
 from tensorhub.server.state import Holding, HoldingState, Member, Phase
 from tensorhub.server.turn import Turn
@@ -48,8 +48,6 @@ def mark(turn: Turn, member: Member, reason: str) -> None:
     """A slow member is the last to be offered, and takes too little of a source to count; an empty reason unmarks."""
     member.slow = reason
     for holding in member.holdings.values():
-        if reason:
-            end_promise(turn, holding)
         reweigh(turn, holding)
         refresh(turn, holding)
 

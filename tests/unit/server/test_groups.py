@@ -298,6 +298,27 @@ def test_all_errors_surface() -> None:
     assert len(rolls[1].notices(m.TransactionAborted)) == 1
 
 
+def test_who_waited_in_vain_hears_what_for() -> None:
+    """A wait for a version ends with the selector and what there is; a wait for a source, with the version and why
+    none was to be had."""
+    cluster = Cluster()
+    trainer, roll = cluster.process("trainer"), cluster.process("roll")
+    trainer.publish(1)
+    trainer.seal(1)
+    call = roll.replicate(Exactly(2), timeout_s=2)
+    cluster.alive(3, trainer, roll)
+    assert error_of(roll.answer(call)) == "WaitTimeout"
+    assert "no version matched 2 in time" in str(roll.answer(call))
+    for number in range(4):
+        other = cluster.process(f"other-{number}")
+        assert isinstance(other.answer(other.replicate(timeout_s=60, serves=False)), m.Granted)
+    roll.sequence += 1
+    call = roll.replicate(timeout_s=2)
+    cluster.alive(3, *cluster.processes.values())
+    assert error_of(roll.answer(call)) == "VersionUnavailable"
+    assert "no source of version 1 in time: none of 5 holders has a place" in str(roll.answer(call))
+
+
 def test_done_again_after_commit() -> None:
     """A lost commit reply: the same `Done` is answered again, also when the group has moved on."""
     _, _, rolls = pair()

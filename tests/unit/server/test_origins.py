@@ -83,6 +83,17 @@ def test_what_is_reported_after_a_loss_is_the_lost_source_s() -> None:
     assert pulled(reader) == [("trainer-0#0", 2 * CHUNK), ("trainer-1#0", 4 * CHUNK)]
 
 
+def test_every_byte_counts_once() -> None:
+    """A report that comes again, or after a later one, adds nothing; one that brings a single byte adds that."""
+    cluster = Cluster()
+    published(cluster, "trainer")
+    reader = cluster.process("roll")
+    granted(reader, reader.replicate())
+    for nbytes in (CHUNK, CHUNK + 1, CHUNK + 1, CHUNK):
+        reader.do(m.Progress(reader.seat, reader.generation, 1, nbytes))
+    assert pulled(reader) == [("trainer#0", CHUNK + 1)]
+
+
 def test_the_engine_is_known_per_source() -> None:
     """A reader tells its engine when it changes: an untold one is the last that was told."""
     cluster = Cluster()

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from tensorhub import messages as m
-from tensorhub.server.settings import DEFAULTS, LEAD_CHUNKS, MOVES_MAX, SECOND_NS
+from tensorhub.server.settings import DEFAULTS, LEAD_CHUNKS, MOVES_MAX, SECOND_NS, SLOW_SHARE
 from tensorhub.server.state import Holding
 from tensorhub.types import AtLeast, Generation
-from tests.unit.server.kit import ACTOR, Cluster, content, root
+from tests.unit.server.kit import ACTOR, Cluster, Process, content, root
 
 STEP_S = 0.2
 CHUNKS = 800
@@ -290,11 +290,61 @@ def test_it_goes_on_where_it_was_when_there_is_no_other_place() -> None:
 
 
 def test_who_does_not_obey_is_counted_again() -> None:
-    """A notice that nobody acts on is forgotten, and repeated a few times at most."""
+    """For as long as an answer may take nothing is placed upon who was asked; then it counts as a reader as before."""
     flow = chain(a=FAST, x=SLOW, b=FAST)
-    flow.step(70, obey=False)
-    assert len([name for name in flow.asked() if name == "b"]) <= MOVES_MAX
+    flow.step(2, obey=False)
+    flow.cluster.wait((DEFAULTS.slow_patience_ns - 1) / SECOND_NS)
+    assert flow.holding("b").asked
+    assert flow.holding("x").load == 0
+    flow.cluster.wait(1 / SECOND_NS)
+    assert not flow.holding("b").asked
+    assert flow.holding("x").load > 0
     assert flow.source("b") == "x"
+
+
+def events(flow: Flow, watcher: Process, kind: str) -> list[str]:
+    """Of whom such events have told."""
+    told = [out.message for out in flow.cluster.log if out.to == watcher.session and isinstance(out.message, m.Event)]
+    return [event.replica for event in told if event.kind == kind]
+
+
+def test_who_never_obeys_is_asked_a_few_times() -> None:
+    """A notice that nobody acts on is repeated, each time with an event, and a bounded number of times."""
+    crowd = {f"r{number:02}": FAST // 4 for number in range(2 * SLOW_SHARE)}
+    flow = Flow(Cluster(checks=False))
+    flow.publish("trainer")
+    flow.join(a=FAST // 4, x=SLOW // 4, b=FAST // 4, **crowd)
+    watcher = flow.cluster.process("watcher")
+    watcher.ask(m.Watch(ACTOR))
+    flow.step(50, obey=False)
+    assert [flow.asked().count(name) for name in ("x", "b")] == [MOVES_MAX] * 2
+    assert events(flow, watcher, "slow") == ["x"] * MOVES_MAX
+    assert flow.source("b") == "x"
+
+
+@pytest.mark.parametrize("who", ["x", "b"])
+def test_who_was_asked_often_enough_is_left_alone(who: str) -> None:
+    """The straggler holds its readers up then, and nobody is told; a reader stays behind it, which goes alone."""
+    flow = chain(a=FAST, x=SLOW, b=FAST)
+    watcher = flow.cluster.process("watcher")
+    watcher.ask(m.Watch(ACTOR))
+    flow.holding(who).moves = MOVES_MAX
+    flow.step(4, obey=False)
+    assert flow.asked() == ([] if who == "x" else ["x"])
+    assert events(flow, watcher, "slow") == ([] if who == "x" else ["x"])
+
+
+def test_where_many_are_slow_it_is_no_exception() -> None:
+    """One in eight may be set aside, and one of a few: while it fills the next slow one keeps its place."""
+    flow = chain(a=FAST, x=SLOW, b=FAST, y=SLOW, c=FAST)
+    asked: set[str] = set()
+    for _ in range(10):
+        flow.step(obey=False)
+        asked |= set(flow.asked())
+        flow.obey()
+        flow.take()
+    assert asked == {"x", "b"}
+    assert (flow.source("y"), flow.source("c")) == ("b", "y")
 
 
 @pytest.mark.parametrize("who", ["x", "a", "b"])
