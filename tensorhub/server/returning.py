@@ -69,7 +69,8 @@ def reconcile(turn: Turn, member: Member, request: Join) -> None:
     """What a seat does not claim it does not hold: a publish whose answer was lost, an abandon that never arrived. What
     it claims it holds: a commit of which an earlier life has told it.
 
-    Fillings are their transaction's; what drains is claimed as hidden, or its answer is still awaited.
+    Fillings are their transaction's; what drains is claimed as hidden, or its answer is still awaited; and what was
+    forgotten for a grant that has not come yet is claimed by who has not heard of that: it will be overwritten.
     """
     claimed = {claim.generation for claim in request.claims}
     for holding in list(member.holdings.values()):
@@ -77,8 +78,17 @@ def reconcile(turn: Turn, member: Member, request: Join) -> None:
         if is_shown and holding.generation not in claimed and holding.buffers not in _in_transaction(member):
             drop(turn, holding, "its holder does not hold it any more")
     for claim in request.claims:
-        if claim.generation not in turn.state.generations and claim.buffers not in member.holdings:
+        is_new = claim.generation not in turn.state.generations and claim.buffers not in member.holdings
+        if is_new and not _is_given_up(member, claim.buffers):
             _take_back(turn, member, claim)
+
+
+def _is_given_up(member: Member, buffers: str) -> bool:
+    """Whether this buffer set of the seat is for a version that has been decided: it holds nothing else any more."""
+    transaction = member.replica.transaction
+    if transaction is None or transaction.record is None or member.seat.shard not in transaction.parts:
+        return False
+    return transaction.buffers == buffers
 
 
 def _in_transaction(member: Member) -> tuple[str, ...]:

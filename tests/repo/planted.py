@@ -351,6 +351,11 @@ def commits_are_forgotten(patch: Patch) -> None:
     patch.setattr(returning, "_recall_commit", lambda turn, replica, told: None)
 
 
+def what_is_given_up_is_claimed(patch: Patch) -> None:
+    """A version that a reader was forgotten to hold, for what it waits for, is its again when it says so."""
+    patch.setattr(returning, "_is_given_up", lambda member, buffers: False)
+
+
 def other_bytes_are_believed(patch: Patch) -> None:
     """A claim is taken whatever others hold under that version."""
 
@@ -552,6 +557,10 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         what_is_not_claimed_stays,
         (Caught(UNIT, test_returning.test_what_a_seat_does_not_claim_is_dropped, "generations"),),
+    ),
+    Planted(
+        what_is_given_up_is_claimed,
+        (Caught(UNIT, test_returning.test_what_waits_to_be_overwritten_is_not_taken_back, "generations"),),
     ),
     Planted(
         other_servers_are_believed,

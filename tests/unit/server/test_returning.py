@@ -72,6 +72,34 @@ def test_what_a_seat_claims_later_is_taken() -> None:
     assert cluster.state_of(4) == "readable"
 
 
+def test_what_waits_to_be_overwritten_is_not_taken_back() -> None:
+    """A reader that waits for a source has been forgotten as a holder of the old version. One that comes back over a
+    new connection then has not heard of it, and claims that version: nobody is sent to what is about to be overwritten,
+    and nothing of it is left when the grant comes."""
+    cluster = Cluster()
+    trainer, roll = cluster.process("trainer"), cluster.process("roll")
+    trainer.publish(1)
+    trainer.seal(1)
+    cluster.fetched(roll, 1)
+    old = roll.generation
+    trainer.unpublish()
+    trainer.publish(2)
+    trainer.seal(2)
+    other = cluster.process("other")
+    other.replicate(timeout_s=30)
+    waits = roll.replicate(timeout_s=30)
+    assert roll.answer(waits) is None
+    assert old not in cluster.machine.state.generations
+    claimed = claim(roll, generation=old, version=Version("main", 1), content=content(1), root=root(1))
+    assert isinstance(roll.join((claimed,)), m.Joined)
+    assert old not in cluster.machine.state.generations
+    assert cluster.state_of(1) == "absent"
+    other.serve()
+    other.progress(4)
+    assert isinstance(roll.answer(waits), m.Granted)
+    assert roll.held("a") == roll.generation
+
+
 def test_claim_that_contradicts() -> None:
     """A claim of other bytes under a known version is not taken, and its owner is told."""
     cluster = Cluster()
