@@ -7,16 +7,16 @@ mirror is one replica that holds every shard, so that one transaction decides it
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tensorhub.client.allocating import Make, plain
 from tensorhub.client.hub import Hub, model_key, open, place_of
 from tensorhub.client.looking import wait_for_version
 from tensorhub.client.results import PHASES, Replication
-from tensorhub.client.slices import Slice, missing
+from tensorhub.client.slices import Slice, Wholes, joined, missing
 from tensorhub.errors import Busy, Closed, GroupAborted, LayoutMismatch, TensorHubError, Where
 from tensorhub.pipeline.columns import listed
 from tensorhub.types import DEFAULT_BUFFERS, Selector, check_name, check_timeout, parse_selector
@@ -54,8 +54,10 @@ class Mirror:
         self._server, self._engine, self._spot, self._layout = server, engine, spot, layout
         self._place = place_of(location)
         self._make = make or plain
-        #: Tensors of which shards publish rows.
-        self._wholes: dict[str, torch.Tensor] = {}
+        #: Memory for tensors of which shards publish rows, of the version pulled last, and of one that is coming.
+        self._wholes = Wholes(make or plain)
+        #: Guards what is below: `close` may come from another thread than `pull`.
+        self._lock = threading.Lock()
         #: One per shard, of the versions pulled last; empty until the first pull.
         self._hubs: list[Hub] = []
         self._is_pulling = self._is_closed = False
@@ -80,37 +82,48 @@ class Mirror:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """{name: tensor} of all shards; look them up after each pull."""
-        found: dict[str, torch.Tensor] = {}
-        for name, tensor, piece in self._parts():
-            if piece is None:
-                found[name] = tensor
-            else:
-                found[piece.name] = self._wholes[piece.name]
-        return found
+        names, pieces = self._parts()
+        wholes = {name: joined(each) for name, each in pieces.items()}
+        return {name: each[0] for name, each in names.items()} | {
+            name: whole for name, whole in wholes.items() if whole is not None
+        }
 
-    def _parts(self) -> Iterator[tuple[str, torch.Tensor, Slice | None]]:
-        """(name, tensor, what it is rows of) of every tensor of every shard."""
-        for hub in self._hubs:
+    def _parts(self) -> tuple[dict[str, list[torch.Tensor]], dict[str, list[tuple[Slice, torch.Tensor]]]]:
+        """What all shards have: {name: tensors of that name}, and {name of a whole: rows of it}."""
+        names: dict[str, list[torch.Tensor]] = {}
+        pieces: dict[str, list[tuple[Slice, torch.Tensor]]] = {}
+        for hub in list(self._hubs):
             for name, tensor in hub.tensors().items():
-                yield name, tensor, Slice.of(name, tensor.shape)
+                piece = Slice.of(name, tensor.shape)
+                if piece is None:
+                    names.setdefault(name, []).append(tensor)
+                else:
+                    pieces.setdefault(piece.name, []).append((piece, tensor))
+        return names, pieces
 
     def pull(self, version: object = "latest", *, timeout: float = 60.0) -> Replication:
         """Bring the tensors to a version, all shards to the same; waits until there is one that matches.
 
         The `Replication` is that of all shards together: bytes and sources of all, phases of the slowest. On failure
         nothing is served, and `version` is None. Raises as `Hub.replicate`; `LayoutMismatch` also when two shards have
-        a tensor of the same name.
+        a tensor of the same name, or rows that make no whole.
         """
         selector, timeout = parse_selector(version), check_timeout(timeout)
-        if self._is_closed:
-            raise Closed("the mirror is closed; make a new one", self._where)
-        if self._is_pulling:
-            raise Busy("this mirror pulls already; one at a time", self._where)
-        self._is_pulling = True
+        with self._lock:
+            self._check_open()
+            if self._is_pulling:
+                raise Busy("this mirror pulls already; one at a time", self._where)
+            self._is_pulling = True
         try:
-            return self._pull(selector, timeout)
+            done = self._pull(selector, timeout)
+            self._check_open()
+            return done
         finally:
             self._is_pulling = False
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the mirror is closed; make a new one", self._where)
 
     def _pull(self, selector: Selector, timeout_s: float) -> Replication:
         deadline_s = time.monotonic() + timeout_s
@@ -118,12 +131,12 @@ class Mirror:
         def left_s() -> float:
             return max(0.0, deadline_s - time.monotonic())
 
-        if self._hubs:
+        if count := len(self._hubs):
             try:
                 return self._replicate(selector, timeout_s)
             except LayoutMismatch:
                 shards = self._shards_of(selector, left_s())
-                if shards == len(self._hubs):
+                if shards == count:
                     raise
             self._leave()  # a publisher that is cut otherwise: as a replica of other shards
         else:
@@ -138,41 +151,44 @@ class Mirror:
         ).shards
 
     def _replicate(self, selector: Selector, timeout_s: float) -> Replication:
-        done = _replicate_together(self._hubs, selector, timeout_s)
+        hubs = list(self._hubs)
+        self._check_open()
+        done = _replicate_together(hubs, selector, timeout_s)
         try:
-            self._check_names()
+            self._check_wholes()
         except LayoutMismatch:
             self._leave()  # what makes no whole here is not served on as if it did
+            self._wholes.keep([])
             raise
         return done
 
-    def _check_names(self) -> None:
-        names = Counter[str]()
-        pieces: dict[str, list[Slice]] = {}
-        for name, _, piece in self._parts():
-            if piece is not None:
-                pieces.setdefault(piece.name, []).append(piece)
-            else:
-                names[name] += 1
-        if twice := sorted(name for name, count in names.items() if count > 1 or name in pieces):
+    def _check_wholes(self) -> None:
+        """Every name is one tensor, and that tensor is what was read; `LayoutMismatch`."""
+        names, pieces = self._parts()
+        lacks = []
+        if several := sorted(name for name, each in names.items() if len(each) > 1 and name not in pieces):
+            lacks.append(f"{listed(several)} are in several shards")
+        if both := sorted(names.keys() & pieces.keys()):
+            lacks.append(f"{listed(both)} are published whole, and by rows")
+        for name, each in pieces.items():
+            forms = sorted({f"{tensor.dtype} {[*tensor.shape[1:]]}" for _, tensor in each})
+            if len(forms) > 1:
+                lacks.append(f"rows of {name!r} are {' and '.join(forms)}")
+            elif (lack := missing([piece for piece, _ in each])) is not None:
+                lacks.append(f"{lack} are held by no shard, or by two")
+            elif joined(each) is None:
+                lacks.append(f"rows of {name!r} are tied to other tensors in some shards, not in all alike")
+        if lacks:
             raise LayoutMismatch(
-                f"{listed(twice)} are in several shards: parts of tensors, which make no whole ones here; "
-                "open a hub per shard instead",
+                f"the version's shards make no whole tensors: {'; '.join(lacks)}; open a hub per shard instead",
                 self._where,
             )
-        if lacks := [lack for each in pieces.values() if (lack := missing(each)) is not None]:
-            raise LayoutMismatch(f"the version's shards do not hold, each once: {'; '.join(lacks)}", self._where)
-        self._wholes = {name: self._wholes[name] for name in pieces}  # not those of an earlier layout
+        self._wholes.keep(rows for each in pieces.values() for rows in each)
 
     def _memory(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The memory of a tensor of a shard: of its rows of the whole, where it is a piece."""
         piece = Slice.of(name, shape)
-        if piece is None:
-            return self._make(name, shape, dtype)
-        whole, form = self._wholes.get(piece.name), (piece.rows, *shape[1:])
-        if whole is None or tuple(whole.shape) != form or whole.dtype != dtype:
-            whole = self._wholes[piece.name] = self._make(piece.name, form, dtype)
-        return whole[piece.start : piece.stop]
+        return self._make(name, shape, dtype) if piece is None else self._wholes.rows(piece, shape, dtype)
 
     def _open(self, shards: int, timeout_s: float) -> None:
         """A seat for each shard, or none: a replica of which seats are missing would wait for them."""
@@ -191,19 +207,30 @@ class Mirror:
                     layout=self._layout,
                     timeout=timeout_s,
                 )
-                self._hubs.append(hub)
+                self._take(hub)
                 hub.register_as_published(self._memory)
         except BaseException:
             self._leave()
             raise
 
+    def _take(self, hub: Hub) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._hubs.append(hub)
+                return
+        hub.close()
+        self._check_open()
+
     def close(self) -> None:
-        """Give up the seats; readers go elsewhere. The tensors stay whoever's holds them. Idempotent."""
-        self._is_closed = True
+        """Give up the seats; readers go elsewhere. A pull of another thread ends with `Closed`, at the latest when its
+        version has come. The tensors stay whoever's holds them. Idempotent."""
+        with self._lock:
+            self._is_closed = True
         self._leave()
 
     def _leave(self) -> None:
-        hubs, self._hubs = self._hubs, []
+        with self._lock:
+            hubs, self._hubs = self._hubs, []
         for hub in hubs:
             hub.close()
 

@@ -7,7 +7,7 @@ memory gives those rows of the whole `w` to it, so that nothing is gathered, and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -49,6 +49,75 @@ def missing(pieces: list[Slice]) -> str | None:
             return f"rows {at} to {piece.start} of {piece.name!r}"
         at = piece.stop
     return None if at == pieces[0].rows else f"rows {at} to {pieces[0].rows} of {pieces[0].name!r}"
+
+
+def joined(pieces: Sequence[tuple[Slice, torch.Tensor]]) -> torch.Tensor | None:
+    """The whole tensor that these rows of it are, one after the other in the same memory; None where they are not."""
+    if missing([piece for piece, _ in pieces]) is not None:
+        return None
+    first, *others = [tensor for _, tensor in sorted(pieces, key=lambda each: each[0])]
+    tail, memory, at = first.shape[1:], first.untyped_storage().data_ptr(), first.data_ptr() + first.nbytes
+    for tensor in others:
+        is_alike = (tensor.dtype, tensor.shape[1:]) == (first.dtype, tail)
+        is_next = (tensor.untyped_storage().data_ptr(), tensor.data_ptr()) == (memory, at)
+        if not is_alike or (tensor.nbytes and not is_next):
+            return None
+        at += tensor.nbytes
+    return first.as_strided((pieces[0][0].rows, *tail), first.stride(), first.storage_offset())
+
+
+@dataclass(slots=True)
+class _Whole:
+    """Memory of a whole tensor, and which rows of it were given away."""
+
+    tensor: torch.Tensor
+    given: list[tuple[int, int]]
+
+    def has_room(self, start: int, stop: int) -> bool:
+        return all(stop <= first or last <= start for first, last in self.given)
+
+
+class Wholes:
+    """Memory for whole tensors, given to shards by rows.
+
+    A shard that asks again for the rows it had gets them again. Other rows that overlap them get other memory: what
+    was there may still be read, and is drained by the shard that has it alone.
+    """
+
+    def __init__(self, make: Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]) -> None:
+        self._make = make
+        #: By name, rows, shape of a row and dtype.
+        self._wholes: dict[tuple[object, ...], list[_Whole]] = {}
+
+    def rows(self, piece: Slice, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for these rows, of a whole that has room for all the others."""
+        cut, wholes = (piece.start, piece.stop), self._wholes.setdefault(_form(piece, shape, dtype), [])
+        whole = next((each for each in wholes if cut in each.given), None)
+        whole = whole or next((each for each in wholes if each.has_room(*cut)), None)
+        if whole is None:
+            whole = _Whole(self._make(piece.name, (piece.rows, *shape[1:]), dtype), [])
+            wholes.append(whole)
+        if cut not in whole.given:
+            whole.given.append(cut)
+        return whole.tensor[piece.start : piece.stop]
+
+    def keep(self, pieces: Iterable[tuple[Slice, torch.Tensor]]) -> None:
+        """These are in use, and nothing else is any more."""
+        used: dict[tuple[object, ...], list[_Whole]] = {}
+        for piece, tensor in pieces:
+            form = _form(piece, tensor.shape, tensor.dtype)
+            for whole in self._wholes.get(form, ()):
+                if whole.tensor[piece.start : piece.stop].data_ptr() == tensor.data_ptr():
+                    wholes = used.setdefault(form, [])
+                    kept = next((each for each in wholes if each.tensor is whole.tensor), None)
+                    if kept is None:
+                        wholes.append(kept := _Whole(whole.tensor, []))
+                    kept.given.append((piece.start, piece.stop))
+        self._wholes = used
+
+
+def _form(piece: Slice, shape: Sequence[int], dtype: torch.dtype) -> tuple[object, ...]:
+    return piece.name, piece.rows, tuple(shape[1:]), dtype
 
 
 def is_distributed(tensor: torch.Tensor) -> TypeGuard[DTensor]:

@@ -285,3 +285,99 @@ def test_rows_of_several_ranks_are_whole_in_a_mirror(ranks: Ranks, mirror: Mirro
     hub("short", {"w[0:300/700]": torch.ones(300, 50)}, lineage="short").publish(version=3)
     with pytest.raises(LayoutMismatch, match="rows 300 to 700 of 'w'"):
         rollout.pull(3, timeout=20)
+
+
+def rows_of(hub: Opener, version: int, *parts: dict[str, torch.Tensor]) -> list[tensorhub.Hub]:
+    """The shards of a trainer of this version alone, published."""
+    shards = [
+        hub(f"trainer-{version}", part, shard=shard, shards=len(parts), lineage=f"line-{version}")
+        for shard, part in enumerate(parts)
+    ]
+    for shard in shards:
+        shard.publish(version=version)
+    return shards
+
+
+NO_WHOLES = {
+    "dtype": ({"w[0:4/8]": torch.ones(4, 9)}, {"w[4:8/8]": torch.ones(4, 9).half()}, r"'w' are torch\.float16 .* and"),
+    "shape": ({"w[0:4/8]": torch.ones(4, 9)}, {"w[4:8/8]": torch.ones(4, 3)}, r"'w' are torch\.float32 \[3\] and"),
+    "both": ({"w[0:8/8]": torch.ones(8, 9)}, {"w": torch.ones(8, 9)}, "'w'.* whole, and by rows"),
+    "twice": ({"w[0:8/8]": torch.ones(8, 9)}, {"w[4:8/8]": torch.ones(4, 9)}, "no shard, or by two"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_WHOLES)
+def test_rows_that_make_no_whole_are_refused(mirror: Mirrors, hub: Opener, kind: str) -> None:
+    """every_byte_written_once: rows of other dtypes or shapes, and rows beside a whole, are no tensor, and memory of
+    which only a part was read is shown to nobody."""
+    first, second, message = NO_WHOLES[kind]
+    rollout = mirror()
+    rows_of(hub, 1, first, second)
+    with pytest.raises(LayoutMismatch, match=message):
+        rollout.pull(1, timeout=20)
+    assert (rollout.version, rollout.tensors) == (None, {})
+    whole = torch.randn(8, 9)
+    rows_of(hub, 2, {"w[0:4/8]": whole[:4].clone()}, {"w[4:8/8]": whole[4:].clone()})
+    rollout.pull(2, timeout=20)
+    assert same(rollout.tensors, {"w": whole})
+
+
+def test_rows_that_are_tied_are_tied_in_the_whole(mirror: Mirrors, hub: Opener) -> None:
+    """tied_once, alias_changes_between_versions: two names of the same rows in all shards are two names of one whole;
+    tied in one shard only, they make none."""
+    rollout = mirror()
+    for version, is_tied in ((1, False), (2, True), (3, False)):
+        w, v = torch.randn(8, 9), torch.randn(8, 9)
+        parts = [{f"w[{at}:{at + 4}/8]": w[at : at + 4].clone()} for at in (0, 4)]
+        for at, part in zip((0, 4), parts, strict=True):
+            part[f"v[{at}:{at + 4}/8]"] = part[f"w[{at}:{at + 4}/8]"] if is_tied else v[at : at + 4].clone()
+        rows_of(hub, version, *parts)
+        rollout.pull(version, timeout=20)
+        assert same(rollout.tensors, {"w": w, "v": w if is_tied else v})
+        assert (rollout.tensors["w"].data_ptr() == rollout.tensors["v"].data_ptr()) is is_tied
+    half = torch.ones(4, 9)
+    rows_of(hub, 4, {"w[0:4/8]": half, "v[0:4/8]": half}, {"w[4:8/8]": half.clone(), "v[4:8/8]": half.clone()})
+    with pytest.raises(LayoutMismatch, match="'w' are tied to other tensors in some shards"):
+        rollout.pull(4, timeout=20)
+
+
+def test_a_version_of_which_half_came_leaves_no_rows_elsewhere(mirror: Mirrors, hub: Opener) -> None:
+    """no_advance_on_failure: one shard made memory for a version that the other never got; what comes next is whole
+    again, in the memory that both had."""
+    short: list[int] = []
+
+    def make(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if name == "more":
+            short.append(1)
+            raise MemoryError("no more memory")
+        return torch.empty(shape, dtype=dtype)
+
+    rollout, whole = mirror(make=make), torch.randn(8, 9)
+    rows_of(hub, 1, {"w[0:4/8]": whole[:4].clone()}, {"w[4:8/8]": whole[4:].clone()})
+    rollout.pull(1, timeout=20)
+    before = rollout.tensors["w"].data_ptr()
+    half = whole.half()
+    rows_of(hub, 2, {"w[0:4/8]": half[:4].clone(), "more": torch.ones(3)}, {"w[4:8/8]": half[4:].clone()})
+    with pytest.raises(MemoryError):
+        rollout.pull(2, timeout=20)
+    assert short
+    assert rollout.version is None
+    rows_of(hub, 3, {"w[0:4/8]": whole[:4] + 1}, {"w[4:8/8]": whole[4:] + 1})
+    rollout.pull(3, timeout=20)
+    assert same(rollout.tensors, {"w": whole + 1})
+    assert rollout.tensors["w"].data_ptr() == before
+
+
+def test_a_mirror_that_is_closed_meanwhile_takes_no_seat(ranks: Ranks, mirror: Mirrors, hub: Opener) -> None:
+    """Closed by another thread while it waits for its first version: when that comes the pull ends by name, and the
+    replica's name is free."""
+    rollout, observer = mirror("rollout"), hub("observer")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(rollout.pull, timeout=20)
+        until_waiting(observer)
+        rollout.close()
+        publish(ranks(2), 1, weights(1))
+        assert isinstance(waiting.exception(30), Closed)
+    successor = mirror("rollout")
+    assert successor.pull(timeout=20).version == 1
+    assert rollout.tensors == {}

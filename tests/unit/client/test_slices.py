@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tensorhub.client.slices import Slice, is_distributed, missing, own_rows
+from tensorhub.client.slices import Slice, Wholes, is_distributed, joined, missing, own_rows
 from tensorhub.integrations import ungathered as module
 from tensorhub.integrations.ungathered import ungathered
 
@@ -87,6 +87,31 @@ def test_each_row_is_held_once(held: list[tuple[int, int]], lack: str | None) ->
 def test_pieces_of_two_wholes_are_none() -> None:
     """Ranks that disagree how many rows there are hold no tensor."""
     assert missing([Slice("w", 0, 3, 6), Slice("w", 3, 7, 7)]) is not None
+
+
+def made(wholes: Wholes, *cuts: tuple[int, int]) -> list[tuple[Slice, torch.Tensor]]:
+    pieces = [Slice("w", start, stop, 8) for start, stop in cuts]
+    return [(piece, wholes.rows(piece, (piece.stop - piece.start, 3), torch.float32)) for piece in pieces]
+
+
+def test_rows_that_are_cut_otherwise_get_other_memory() -> None:
+    """Rows in which others may still read an older version are not given to another shard; the same rows are given to
+    the same one again, and what nobody uses any more is let go."""
+    wholes = Wholes(lambda name, shape, dtype: torch.empty(shape, dtype=dtype))
+    halves = made(wholes, (0, 4), (4, 8))
+    whole = joined(halves)
+    assert whole is not None
+    assert whole.shape == (8, 3)
+    again = made(wholes, (4, 8), (0, 4))
+    assert sorted(piece.data_ptr() for _, piece in again) == sorted(piece.data_ptr() for _, piece in halves)
+    thirds = made(wholes, (0, 2), (2, 8))
+    assert joined(thirds) is not None
+    assert thirds[0][1].data_ptr() != whole.data_ptr()
+    assert joined([halves[0], thirds[1]]) is None
+    wholes.keep(thirds)
+    assert made(wholes, (0, 2))[0][1].data_ptr() == thirds[0][1].data_ptr()
+    wholes.keep([])
+    assert joined(made(wholes, (0, 4), (4, 8))) is not None
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9])
