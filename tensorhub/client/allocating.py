@@ -116,7 +116,7 @@ def allocate(manifest: Manifest, make: Make, where: Where) -> dict[str, torch.Te
     entries = list(zip(manifest.names, manifest.dtypes, manifest.shapes, parents, strict=True))
     for name, dtype, shape, parent in entries:
         if parent < 0:
-            made[name] = _checked(make(name, shape, dtypes[dtype]), shape, dtypes[dtype], name, where)
+            made[name] = made_by(make, name, shape, dtypes[dtype], where)
     for row, (name, dtype, shape, parent) in enumerate(entries):
         if parent >= 0:
             first, nbytes = int(manifest.parent_offset[row]), int(manifest.nbytes[row])
@@ -131,15 +131,18 @@ def plain(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     return torch.empty(shape, dtype=dtype)
 
 
-def _checked(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: str, where: Where) -> torch.Tensor:
-    is_wanted = tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu
-    if not is_wanted:
-        raise BadRequest(
-            f"make({name!r}, {shape}, {dtype}) returned {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
-            f"{'' if tensor.is_contiguous() else ', not contiguous'}; it must be contiguous and in host memory",
-            Where(tensor=name).over(where),
-        )
-    return tensor
+def made_by(make: Make, name: str, shape: tuple[int, ...], dtype: torch.dtype, where: Where) -> torch.Tensor:
+    """The tensor that `make` makes; `BadRequest` when it is not what was asked for."""
+    tensor: object = make(name, shape, dtype)
+    asked = f"make({name!r}, {shape}, {dtype}) returned"
+    if not isinstance(tensor, torch.Tensor):
+        what = f"a {type(tensor).__name__}, which is no tensor"
+    elif not (tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu):
+        gaps = "" if tensor.is_contiguous() else ", not contiguous"
+        what = f"{tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}{gaps}"
+    else:
+        return tensor
+    raise BadRequest(f"{asked} {what}; it must be contiguous and in host memory", Where(tensor=name).over(where))
 
 
 def _dtype(name: str, where: Where) -> torch.dtype:

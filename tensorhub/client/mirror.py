@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tensorhub.client.allocating import Make, plain
+from tensorhub.client.allocating import Make, made_by, plain
 from tensorhub.client.hub import Hub, model_key, open, place_of
 from tensorhub.client.looking import wait_for_version
 from tensorhub.client.results import PHASES, Replication
@@ -55,7 +55,7 @@ class Mirror:
         self._place = place_of(location)
         self._make = make or plain
         #: Memory for tensors of which shards publish rows, of the version pulled last, and of one that is coming.
-        self._wholes = Wholes(make or plain)
+        self._wholes = Wholes(lambda name, shape, dtype: made_by(self._make, name, shape, dtype, self._where))
         #: Guards what is below: `close` may come from another thread than `pull`.
         self._lock = threading.Lock()
         #: One per shard, of the versions pulled last; empty until the first pull.

@@ -318,6 +318,8 @@ def test_rows_that_make_no_whole_are_refused(mirror: Mirrors, hub: Opener, kind:
     assert (rollout.version, rollout.tensors) == (None, {})
     whole = torch.randn(8, 9)
     rows_of(hub, 2, {"w[0:4/8]": whole[:4].clone()}, {"w[4:8/8]": whole[4:].clone()})
+    with pytest.raises(BadRequest, match="a NoneType, which is no tensor"):
+        mirror("other", make=lambda name, shape, dtype: None).pull(2, timeout=20)
     rollout.pull(2, timeout=20)
     assert same(rollout.tensors, {"w": whole})
 

@@ -54,8 +54,9 @@ def test_ties_are_made_as_ties() -> None:
         lambda name, shape, dtype: torch.empty((*shape, 2), dtype=dtype),
         lambda name, shape, dtype: torch.empty(shape, dtype=dtype, device="meta"),
         lambda name, shape, dtype: torch.empty(shape[::-1], dtype=dtype).t(),
+        lambda name, shape, dtype: None,
     ],
-    ids=["dtype", "shape", "device", "strides"],
+    ids=["dtype", "shape", "device", "strides", "nothing"],
 )
 def test_a_maker_of_other_tensors_is_refused(make: Make) -> None:
     """Memory that is not what was asked for is refused by the tensor's name, before anything is written to it."""
