@@ -299,3 +299,13 @@ class Cluster:
         table = self.machine.state.models.get(model)
         rows = () if table is None else views.versions(table)
         return next((row.state for row in rows if row.version.number == number), "absent")
+
+
+def pair() -> tuple[Cluster, list[Process], list[Process]]:
+    """A trainer of two that has published version 1, and a rollout of two."""
+    cluster = Cluster(shards=2)
+    trainers, rolls = cluster.group("trainer"), cluster.group("roll")
+    for trainer in trainers:
+        trainer.publish(1)
+        trainer.seal(1)
+    return cluster, trainers, rolls

@@ -18,17 +18,7 @@ from tensorhub.server.settings import (
     SECOND_NS,
 )
 from tensorhub.types import AtLeast, Exactly, Generation, Latest
-from tests.unit.server.kit import ACTOR, Cluster, Process
-
-
-def pair() -> tuple[Cluster, list[Process], list[Process]]:
-    """A trainer of two that has published version 1, and a rollout of two."""
-    cluster = Cluster(shards=2)
-    trainers, rolls = cluster.group("trainer"), cluster.group("roll")
-    for trainer in trainers:
-        trainer.publish(1)
-        trainer.seal(1)
-    return cluster, trainers, rolls
+from tests.unit.server.kit import ACTOR, Cluster, Process, pair
 
 
 def single() -> tuple[Cluster, Process, Process]:

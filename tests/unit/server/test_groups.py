@@ -7,17 +7,7 @@ import pytest
 from tensorhub import messages as m
 from tensorhub.server.settings import SECOND_NS
 from tensorhub.types import AtLeast, Exactly, Latest
-from tests.unit.server.kit import Cluster, Process, root
-
-
-def pair() -> tuple[Cluster, list[Process], list[Process]]:
-    """A trainer of two that has published version 1, and a rollout of two."""
-    cluster = Cluster(shards=2)
-    trainers, rolls = cluster.group("trainer"), cluster.group("roll")
-    for trainer in trainers:
-        trainer.publish(1)
-        trainer.seal(1)
-    return cluster, trainers, rolls
+from tests.unit.server.kit import Cluster, Process, pair, root
 
 
 def error_of(answer: object) -> str:
