@@ -19,7 +19,8 @@ import torch
 
 from tensorhub.client.hub import Hub, open
 from tensorhub.client.slices import Slice, gathered, is_distributed, own_rows
-from tensorhub.errors import BadRequest, Broken, Closed, DrainTimeout
+from tensorhub.client.tensors import check_copyable
+from tensorhub.errors import BadRequest, Broken, Closed, DrainTimeout, NotPublished, Where
 from tensorhub.types import check_timeout
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Two let a version be read while the next is copied; more would only keep versions that nobody asks for.
 SETS_MAX = 8
+#: What no stream yields.
+_END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Staging:
         shards: int = 1,
         sets: int = 2,
         dtype: torch.dtype | str | None = None,
-        keep_dtype: Sequence[str] = (),
+        keep_dtype: str | Sequence[str] = (),
         drain_s: float = 30.0,
         server: str | None = None,
         job: str | None = None,
@@ -91,8 +94,12 @@ class Staging:
         if dtype is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
             raise BadRequest(f"dtype must be a floating-point torch.dtype, its name or None, not {dtype!r}")
         self._drain_s = check_timeout(drain_s)
-        self._dtype, self._keep_dtype = wire, tuple(keep_dtype)
+        patterns = [keep_dtype] if isinstance(keep_dtype, str) else keep_dtype
+        if not (isinstance(patterns, Sequence) and all(isinstance(each, str) for each in patterns)):
+            raise BadRequest(f"keep_dtype must be a pattern of names, or several, not {keep_dtype!r}")
+        self._dtype, self._keep_dtype = wire, tuple(patterns)
         self._shard, self._shards = shard, shards
+        self._where = Where(model=model, replica=replica, shard=shard, shards=shards)
         self._hub: Hub | None = open(
             model,
             replica=replica,
@@ -121,16 +128,27 @@ class Staging:
     def publish(self, version: int, named: Iterable[tuple[str, torch.Tensor]], *, timeout: float = 30.0) -> Staged:
         """Drain `named`, keep a copy of this rank's part, and publish it as `version`; returns when it is readable.
 
-        Readable by others once every rank has. A stream that raises publishes nothing. Raises as `Hub.publish`.
+        Readable by others once every rank has. A stream that raises publishes nothing; whatever else fails, it is
+        drained before that is raised, as other ranks may wait for this one in it. Raises as `Hub.publish`;
+        `UnsupportedTensor` names what cannot be copied; errors about this memory's last version, as `Hub.unpublish`.
         """
+        stream = iter(named)
+        try:
+            return self._publish(version, stream, timeout)
+        except Exception:
+            for _ in stream:
+                pass
+            raise
+
+    def _publish(self, version: int, stream: Iterator[tuple[str, torch.Tensor]], timeout: float) -> Staged:
         hub = self._hub
         if hub is None:
-            raise Closed("the staging is closed; make a new one")
+            raise Closed("the staging is closed; make a new one", self._where)
         self._phases = dict.fromkeys(("drain", "gather", "stage", "register", "publish"), 0.0)
         target = self._sets[0]
         with self._lap("drain"):
             abandoned = self._take_back(hub, target)
-        self._fill(target, named)
+        self._fill(target, stream)
         with self._lap("register"):
             if not target.is_registered:
                 hub.register(target.tensors, buffers=target.name)
@@ -149,19 +167,21 @@ class Staging:
         abandoned = False
         try:
             hub.unpublish(timeout=self._drain_s, buffers=target.name)
+        except NotPublished:
+            pass  # it was taken back by a publish that had to tell that it had been no good
         except DrainTimeout:
             hub.unpublish(abandon=True, buffers=target.name)
             abandoned = True
         target.is_shown = False
         return abandoned
 
-    def _fill(self, target: _Set, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _fill(self, target: _Set, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
         load = [0] * self._shards
         kept: dict[str, torch.Tensor] = {}
         seen: set[str] = set()
-        for name, tensor in self._timed(named):
+        for name, tensor in self._timed(stream):
             if name in seen:
-                raise BadRequest(f"the stream names {name!r} twice")
+                raise BadRequest(f"the stream names {name!r} twice", Where(tensor=name).over(self._where))
             seen.add(name)
             if (own := self._own(name, tensor, load)) is not None:
                 called, part = own
@@ -177,23 +197,30 @@ class Staging:
             rows = own_rows(tensor)
             if rows is not None:
                 local = tensor.to_local()
+                check_copyable(name, local, self._where)
                 if rows and local.shape[0] != len(rows):
                     raise Broken(f"rank has {local.shape[0]} rows of {name!r}, of which {rows} were expected")
                 return (str(Slice(name, rows.start, rows.stop, tensor.shape[0])), local) if rows else None
             with self._lap("gather"):
                 tensor = gathered(tensor)
+        check_copyable(name, tensor, self._where)
         owner = load.index(min(load))
         load[owner] += max(1, tensor.numel() * self._wire_dtype(name, tensor).itemsize)
         return (name, tensor) if owner == self._shard else None
 
-    def _timed(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        stream = iter(named)
+    def _timed(self, stream: Iterator[object]) -> Iterator[tuple[str, torch.Tensor]]:
         while True:
             with self._lap("gather"):
-                item = next(stream, None)
-            if item is None:
+                item = next(stream, _END)
+            if item is _END:
                 return
-            yield item
+            match item:
+                case (str() as name, torch.Tensor() as tensor):
+                    yield name, tensor
+                case (str() as name, other):
+                    check_copyable(name, other, self._where)
+                case _:
+                    raise BadRequest(f"the stream yields (name, tensor), not {item!r:.80}", self._where)
 
     def _wire_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         if self._dtype is None or not tensor.dtype.is_floating_point:

@@ -73,6 +73,13 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
         raise _refusal(names, tensors, where) from None
 
 
+def check_copyable(name: str, tensor: object, where: Where) -> None:
+    """`UnsupportedTensor`, by name, unless its elements can be copied into a plain tensor. What wraps others may."""
+    problem = _form_problem(tensor) if isinstance(tensor, torch.Tensor) else _kind_problem(type(tensor))
+    if problem:
+        raise UnsupportedTensor(f"tensors that cannot be copied: {short(name)}: {problem}", _at(where, name))
+
+
 def by_name(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Mapping[Any, Any]:
     """What is to be registered, as the mapping it is or, for a module, as its state dict."""
     if isinstance(named, torch.nn.Module):
@@ -187,8 +194,8 @@ def _kind_problem(kind: type) -> str | None:
     return None
 
 
-def _value_problem(tensor: torch.Tensor) -> str | None:
-    """Why this tensor has no bytes here that could move as they are."""
+def _form_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor is no one block of elements."""
     facts = (
         (tensor.is_nested, "nested, which is no one block of bytes"),
         (tensor.layout is not torch.strided, f"of layout {tensor.layout}, which is no one block of bytes"),
@@ -197,6 +204,15 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
             "quantized, with scales that are no bytes of it; register `.int_repr()` and the scales",
         ),
         (tensor.is_meta, "on the meta device: it has no bytes"),
+    )
+    return next((problem for is_so, problem in facts if is_so), None)
+
+
+def _value_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor has no bytes here that could move as they are."""
+    if (problem := _form_problem(tensor)) is not None:
+        return problem
+    facts = (
         (tensor.is_conj(), "a lazy conjugate, whose bytes are not its values; register `.resolve_conj()`"),
         (tensor.is_neg(), "a lazy negation, whose bytes are not its values; register `.resolve_neg()`"),
     )

@@ -24,13 +24,15 @@ TRIES = 3
 _LOG = logging.getLogger("tensorhub.integrations")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Follower:
     """One consumer's thread, as the others see it."""
 
     #: Announcements that it has been brought to.
     held: int = 0
     is_wanted: bool = True
+    #: It may be bringing its consumer.
+    is_alive: bool = True
 
 
 class Followers(Generic[C, V]):
@@ -52,6 +54,8 @@ class Followers(Generic[C, V]):
         #: Guards what is below, and says that some of it has changed; held for moments only.
         self._changed = threading.Condition()
         self._followers: dict[C, _Follower] = {}
+        #: Removed, and not over yet.
+        self._leaving: dict[C, _Follower] = {}
         #: How many versions were announced, and the last one.
         self._count = 0
         self._newest: V | None = None
@@ -63,9 +67,10 @@ class Followers(Generic[C, V]):
                 if consumer in self._followers:
                     continue
                 follower = self._followers[consumer] = _Follower()
+                before = self._leaving.get(consumer)
                 # Not waited for at exit: it may be in a call to a process that has been stopped.
                 threading.Thread(
-                    target=self._follow, args=(consumer, follower), name="tensorhub-follower", daemon=True
+                    target=self._run, args=(consumer, follower, before), name="tensorhub-follower", daemon=True
                 ).start()
 
     def remove(self, consumers: Iterable[C]) -> None:
@@ -74,6 +79,7 @@ class Followers(Generic[C, V]):
             for consumer in consumers:
                 if (follower := self._followers.pop(consumer, None)) is not None:
                     follower.is_wanted = False
+                    self._leaving[consumer] = follower
             self._changed.notify_all()
 
     def announce(self, version: V) -> None:
@@ -105,30 +111,55 @@ class Followers(Generic[C, V]):
     def _behind(self, count: int) -> int:
         return sum(follower.held < count for follower in self._followers.values())
 
-    def _follow(self, consumer: C, follower: _Follower) -> None:
+    def _run(self, consumer: C, follower: _Follower, before: _Follower | None) -> None:
+        """One consumer's thread; whatever ends it, nobody waits for it any more."""
+        error: BaseException | None = None
+        try:
+            if before is not None:  # who was removed and added again is still being brought by the one before
+                with self._changed:
+                    self._changed.wait_for(lambda: not before.is_alive)
+            error = self._follow(consumer, follower)
+        except BaseException as unforeseen:  # noqa: BLE001 - it ends the thread, not what waits for it
+            error = unforeseen
+        if error is not None:
+            self._give_up(consumer, follower, error)
+        with self._changed:
+            if self._followers.get(consumer) is follower:
+                del self._followers[consumer]
+            if self._leaving.get(consumer) is follower:
+                del self._leaving[consumer]
+            follower.is_alive = False
+            self._changed.notify_all()
+
+    def _give_up(self, consumer: C, follower: _Follower, error: BaseException) -> None:
+        with self._changed:
+            if not follower.is_wanted:
+                return  # its successor, if there is one, is another's affair
+        _LOG.error("%r is given up, and the others go on without it: %r", consumer, error)
+        try:
+            self._gave_up(consumer)
+        except Exception:  # noqa: BLE001 - it is the caller's, and no reason to keep others waiting
+            _LOG.exception("%r was given up, and nobody could be told", consumer)
+
+    def _follow(self, consumer: C, follower: _Follower) -> BaseException | None:
+        """Until it is not wanted any more, or is to be given up for what is returned."""
         failures = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: not follower.is_wanted or follower.held < self._count)
                 if not follower.is_wanted:
-                    return
+                    return None
                 count, version = self._count, self._newest
             try:
                 # Announced, as it is behind.
                 asyncio.run(self._bring(consumer, version, follower.held == 0))  # type: ignore[arg-type]
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this consumer's alone
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - this consumer's alone, whatever it is
                 failures += 1
                 if failures >= TRIES or isinstance(error, self._deaths):
-                    self._give_up(consumer, error)
-                    return
+                    return error
                 _LOG.warning("%r was not brought to %r, again: %s", consumer, version, error)
                 continue
             failures = 0
             with self._changed:
                 follower.held = count
                 self._changed.notify_all()
-
-    def _give_up(self, consumer: C, error: Exception) -> None:
-        _LOG.error("%r is given up, and the others go on without it: %s", consumer, error)
-        self._gave_up(consumer)
-        self.remove([consumer])

@@ -22,7 +22,8 @@ class Rollouts:
         self.brought: dict[str, list[int]] = {}
         self.given_up: list[str] = []
         self.firsts: list[tuple[str, int]] = []
-        self.fails: dict[str, list[Exception]] = {}
+        self.fails: dict[str, list[BaseException]] = {}
+        self.busy: dict[str, int] = {}
         self.gates: dict[str, threading.Event] = {}
         self.arrived: dict[str, threading.Event] = {}
         self.all = Followers(self.bring, self.give_up, ConnectionError)
@@ -31,8 +32,11 @@ class Rollouts:
         await asyncio.sleep(0)  # there is a loop to await on
         if name in self.arrived:
             self.arrived[name].set()
+        self.busy[name] = self.busy.get(name, 0) + 1
+        assert self.busy[name] == 1, "two bring it at once"
         if name in self.gates:
             assert self.gates[name].wait(PATIENCE_S)
+        self.busy[name] -= 1
         if self.fails.get(name):
             raise self.fails[name].pop(0)
         self.brought.setdefault(name, []).append(version)
@@ -138,3 +142,50 @@ def test_one_that_is_removed_is_left_alone(rollouts: Rollouts) -> None:
         if thread.name == "tensorhub-follower":
             thread.join(PATIENCE_S)
     assert rollouts.brought == {"a": [1]}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_is_added_again_is_brought_by_one_alone(rollouts: Rollouts, fails: bool) -> None:
+    """A consumer that is removed and added again while it is being brought: the next begins when that is over, and what
+    came of it is nothing to him."""
+    begun, go_on = rollouts.hold("a")
+    rollouts.fails["a"] = [ConnectionError("it died")] if fails else []
+    rollouts.all.add(["a"])
+    rollouts.all.announce(1)
+    assert begun.wait(PATIENCE_S)
+    rollouts.all.remove(["a"])
+    rollouts.all.add(["a"])
+    rollouts.all.announce(2)
+    go_on.set()
+    rollouts.all.wait(PATIENCE_S)
+    assert rollouts.given_up == []
+    assert rollouts.brought["a"][-1] == 2
+    assert rollouts.all.lags() == {"a": 0}
+
+
+@pytest.mark.parametrize("end", [asyncio.CancelledError, SystemExit])
+def test_whatever_ends_one_nobody_waits_for_it(rollouts: Rollouts, end: type[BaseException]) -> None:
+    """all_errors_surface: a consumer whose thread ends otherwise than by an error is given up as any other."""
+    rollouts.fails["odd"] = [end() for _ in range(TRIES)]
+    rollouts.all.add(["odd", "good"])
+    rollouts.all.announce(1)
+    rollouts.all.wait(PATIENCE_S)
+    assert rollouts.given_up == ["odd"]
+    assert rollouts.all.lags() == {"good": 0}
+
+
+def test_who_cannot_be_told_of_a_loss_is_not_waited_for(
+    rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A callback that raises costs its own news, told in the log, and nothing else."""
+
+    def raises(name: str) -> None:
+        raise RuntimeError(f"no {name} is known")
+
+    monkeypatch.setattr(rollouts.all, "_gave_up", raises)
+    rollouts.fails["odd"] = [ConnectionError("it died")]
+    rollouts.all.add(["odd", "good"])
+    rollouts.all.announce(1)
+    rollouts.all.wait(PATIENCE_S)
+    assert rollouts.all.lags() == {"good": 0}
+    assert "nobody could be told" in caplog.text
