@@ -5,6 +5,7 @@ Frozen values only; no behaviour beyond parsing and printing. Units are in the n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -123,6 +124,8 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> Location:
+        if not isinstance(text, str):
+            raise BadRequest(f"location must be text like 'dc/rack/host', not {text!r}")
         parts = tuple(part.strip() for part in text.split("/")) if text else ()
         if any(not part for part in parts):
             raise BadRequest(f"location {text!r} has an empty part; write it as 'dc/rack/host'")
@@ -139,6 +142,14 @@ def check_version(number: object) -> int:
     if not 0 <= number <= VERSION_MAX:
         raise VersionOrder(f"version {number} is outside 0 to {VERSION_MAX}")
     return number
+
+
+def one_or_several(kind: str, value: object) -> tuple[str, ...]:
+    """A str is one, not one for each of its letters."""
+    several = (value,) if isinstance(value, str) else value
+    if not (isinstance(several, Sequence) and all(isinstance(each, str) for each in several)):
+        raise BadRequest(f"{kind} must be a str, or several, not {value!r}")
+    return tuple(several)
 
 
 def check_name(kind: str, name: object) -> str:

@@ -21,7 +21,7 @@ from tensorhub.client.hub import Hub, open
 from tensorhub.client.slices import Slice, gathered, is_distributed, own_rows
 from tensorhub.client.tensors import check_copyable
 from tensorhub.errors import BadRequest, Broken, Closed, DrainTimeout, NotPublished, Where
-from tensorhub.types import check_timeout
+from tensorhub.types import check_timeout, one_or_several
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -94,10 +94,7 @@ class Staging:
         if dtype is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
             raise BadRequest(f"dtype must be a floating-point torch.dtype, its name or None, not {dtype!r}")
         self._drain_s = check_timeout(drain_s)
-        patterns = [keep_dtype] if isinstance(keep_dtype, str) else keep_dtype
-        if not (isinstance(patterns, Sequence) and all(isinstance(each, str) for each in patterns)):
-            raise BadRequest(f"keep_dtype must be a pattern of names, or several, not {keep_dtype!r}")
-        self._dtype, self._keep_dtype = wire, tuple(patterns)
+        self._dtype, self._keep_dtype = wire, one_or_several("keep_dtype", keep_dtype)
         self._shard, self._shards = shard, shards
         self._where = Where(model=model, replica=replica, shard=shard, shards=shards)
         self._hub: Hub | None = open(

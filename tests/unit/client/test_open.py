@@ -10,7 +10,7 @@ import pytest
 
 import tensorhub
 from tensorhub.client import runtime
-from tensorhub.errors import ServerUnavailable
+from tensorhub.errors import BadRequest, ServerUnavailable
 from tensorhub.ports import Connection, Heart
 
 
@@ -42,3 +42,11 @@ def test_several_opens_end_by_their_own_deadlines(monkeypatch: pytest.MonkeyPatc
     with ThreadPoolExecutor(2) as pool:
         assert len(list(pool.map(open_one, ["a", "b"]))) == 2
     assert "tensorhub" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("option", ["engine", "location", "replica", "timeout"])
+def test_options_that_make_no_sense_are_refused_by_name(option: str) -> None:
+    """Before anybody is asked for anything."""
+    options = {"replica": "roll", option: b"5"}
+    with pytest.raises(BadRequest, match=option):
+        tensorhub.open("actor", **options)  # type: ignore[arg-type]
