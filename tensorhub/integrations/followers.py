@@ -39,7 +39,8 @@ class Followers(Generic[C, V]):
     `await bring(consumer, version, is_first)` runs on a thread, and a loop, of the consumer's own, never twice at once
     for one of them, and returns when the consumer uses the version; `is_first` until it has. It may raise: then it is
     called again, for what is newest by then, `TRIES` times in a row; or not at all when the error is one of `deaths`.
-    `gave_up(consumer)` is told of who is brought to nothing any more, the log why; the others never notice.
+    What is no `Exception`, a cancellation say, is final too. `gave_up(consumer)` is told of who is brought to nothing
+    any more, unless he was removed, and the log why; the others never notice.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Followers(Generic[C, V]):
         #: Guards what is below, and says that some of it has changed; held for moments only.
         self._changed = threading.Condition()
         self._followers: dict[C, _Follower] = {}
+        #: Who is being brought now, perhaps for a follower that was removed meanwhile.
+        self._busy: set[C] = set()
         #: How many versions were announced, and the last one.
         self._count = 0
         self._newest: V | None = None
@@ -62,14 +65,15 @@ class Followers(Generic[C, V]):
             for consumer in consumers:
                 if consumer in self._followers:
                     continue
-                follower = self._followers[consumer] = _Follower()
+                follower = _Follower()
                 # Not waited for at exit: it may be in a call to a process that has been stopped.
                 threading.Thread(
                     target=self._follow, args=(consumer, follower), name="tensorhub-follower", daemon=True
                 ).start()
+                self._followers[consumer] = follower
 
     def remove(self, consumers: Iterable[C]) -> None:
-        """Brought to nothing any more; what is being brought now is finished."""
+        """Brought to nothing any more; what is being brought now is finished, before it is brought again."""
         with self._changed:
             for consumer in consumers:
                 if (follower := self._followers.pop(consumer, None)) is not None:
@@ -106,29 +110,50 @@ class Followers(Generic[C, V]):
         return sum(follower.held < count for follower in self._followers.values())
 
     def _follow(self, consumer: C, follower: _Follower) -> None:
+        try:
+            self._keep_up(consumer, follower)
+        except BaseException as error:  # noqa: BLE001 - whatever ends this thread, nobody may wait for it any more
+            self._give_up(consumer, follower, error)
+
+    def _keep_up(self, consumer: C, follower: _Follower) -> None:
+        """Bring it to what is newest, until it is not wanted any more; raises why it is given up."""
         failures = 0
+
+        def is_due() -> bool:
+            return follower.held < self._count and consumer not in self._busy
+
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not follower.is_wanted or follower.held < self._count)
+                self._changed.wait_for(lambda: not follower.is_wanted or is_due())
                 if not follower.is_wanted:
                     return
                 count, version = self._count, self._newest
+                self._busy.add(consumer)
             try:
                 # Announced, as it is behind.
                 asyncio.run(self._bring(consumer, version, follower.held == 0))  # type: ignore[arg-type]
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this consumer's alone
+                failures = 0
+                with self._changed:
+                    follower.held = count
+            except Exception as error:
                 failures += 1
                 if failures >= TRIES or isinstance(error, self._deaths):
-                    self._give_up(consumer, error)
-                    return
-                _LOG.warning("%r was not brought to %r, again: %s", consumer, version, error)
-                continue
-            failures = 0
-            with self._changed:
-                follower.held = count
-                self._changed.notify_all()
+                    raise
+                _LOG.warning("%r was not brought to %r: %s", consumer, version, error)
+            finally:
+                with self._changed:
+                    self._busy.discard(consumer)
+                    self._changed.notify_all()
 
-    def _give_up(self, consumer: C, error: Exception) -> None:
-        _LOG.error("%r is given up, and the others go on without it: %s", consumer, error)
-        self._gave_up(consumer)
-        self.remove([consumer])
+    def _give_up(self, consumer: C, follower: _Follower, error: BaseException) -> None:
+        with self._changed:
+            if not follower.is_wanted:
+                return  # removed meanwhile; who has come in its place has a thread of his own
+        _LOG.error("%r is given up, and the others go on without it: %r", consumer, error)
+        try:
+            self._gave_up(consumer)
+        except BaseException:  # noqa: BLE001 - as above
+            _LOG.exception("who was to be told that %r is given up failed", consumer)
+        with self._changed:
+            if self._followers.get(consumer) is follower:
+                self.remove([consumer])

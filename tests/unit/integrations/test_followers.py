@@ -22,13 +22,24 @@ class Rollouts:
         self.brought: dict[str, list[int]] = {}
         self.given_up: list[str] = []
         self.firsts: list[tuple[str, int]] = []
-        self.fails: dict[str, list[Exception]] = {}
+        self.fails: dict[str, list[BaseException]] = {}
+        self.fails_to_hear: set[str] = set()
+        self.at_once: dict[str, int] = {}
+        self.most_at_once = 0
         self.gates: dict[str, threading.Event] = {}
         self.arrived: dict[str, threading.Event] = {}
         self.all = Followers(self.bring, self.give_up, ConnectionError)
 
     async def bring(self, name: str, version: int, is_first: bool) -> None:
         await asyncio.sleep(0)  # there is a loop to await on
+        self.at_once[name] = self.at_once.get(name, 0) + 1
+        self.most_at_once = max(self.most_at_once, self.at_once[name])
+        try:
+            self.bring_one(name, version, is_first)
+        finally:
+            self.at_once[name] -= 1
+
+    def bring_one(self, name: str, version: int, is_first: bool) -> None:
         if name in self.arrived:
             self.arrived[name].set()
         if name in self.gates:
@@ -40,8 +51,10 @@ class Rollouts:
             self.firsts.append((name, version))
 
     def give_up(self, name: str) -> None:
-        self.all.remove([name])  # as a manager does that forgets it
         self.given_up.append(name)
+        if name in self.fails_to_hear:
+            raise ValueError("the manager is broken")
+        self.all.remove([name])  # as a manager does that forgets it
 
     def hold(self, name: str) -> tuple[threading.Event, threading.Event]:
         """(has begun, may go on) of that consumer's next versions."""
@@ -138,3 +151,38 @@ def test_one_that_is_removed_is_left_alone(rollouts: Rollouts) -> None:
         if thread.name == "tensorhub-follower":
             thread.join(PATIENCE_S)
     assert rollouts.brought == {"a": [1]}
+
+
+@pytest.mark.parametrize("end", [None, ConnectionError("the old one died")])
+def test_one_that_comes_again_is_another_but_never_brought_at_once(rollouts: Rollouts, end: Exception | None) -> None:
+    """Who is removed and added again waits until the old one's turn is over, and outlives his end."""
+    begun, go_on = rollouts.hold("a")
+    rollouts.fails["a"] = [end] if end is not None else []
+    rollouts.all.add(["a"])
+    rollouts.all.announce(1)
+    assert begun.wait(PATIENCE_S)
+    old = next(thread for thread in threading.enumerate() if thread.name == "tensorhub-follower" and thread.is_alive())
+    begun.clear()
+    rollouts.all.remove(["a"])
+    rollouts.all.add(["a"])
+    # Longer than a thread takes that does not wait for the old one.
+    assert not begun.wait(0.1)
+    go_on.set()
+    old.join(PATIENCE_S)
+    rollouts.all.announce(2)
+    rollouts.all.wait(PATIENCE_S)
+    assert (rollouts.most_at_once, rollouts.given_up, rollouts.all.lags()) == (1, [], {"a": 0})
+    assert rollouts.brought["a"][-1] == 2
+
+
+@pytest.mark.parametrize("end", [asyncio.CancelledError(), SystemExit(3), ConnectionError("it died")])
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_whatever_ends_one_nobody_waits_for_it(rollouts: Rollouts, end: BaseException, is_heard: bool) -> None:
+    """reader_killed: also when the one who is to be told of it fails himself, it is given up, and in the log."""
+    rollouts.fails["bad"] = [end]
+    rollouts.fails_to_hear |= set() if is_heard else {"bad"}
+    rollouts.all.add(["bad", "good"])
+    rollouts.all.announce(1)
+    rollouts.all.wait(PATIENCE_S)
+    assert rollouts.given_up == ["bad"]
+    assert (rollouts.brought, rollouts.all.lags()) == ({"good": [1]}, {"good": 0})
