@@ -38,6 +38,7 @@ from tensorhub.types import (
     Seat,
     Selector,
     check_name,
+    check_texts,
     check_timeout,
     parse_selector,
 )
@@ -308,7 +309,7 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
     place = place_of(location)
     branch = check_name("lineage", lineage or os.environ.get("TENSORHUB_LINEAGE") or DEFAULT_LINEAGE)
     address = default_server(server)
-    preference = (engine,) if isinstance(engine, str) else tuple(engine)
+    preference = check_texts("engine", engine)
     runtime = Runtime.acquire()
     try:
         member = runtime.run(

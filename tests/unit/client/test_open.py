@@ -10,7 +10,7 @@ import pytest
 
 import tensorhub
 from tensorhub.client import runtime
-from tensorhub.errors import ServerUnavailable
+from tensorhub.errors import BadRequest, ServerUnavailable
 from tensorhub.ports import Connection, Heart
 
 
@@ -41,4 +41,20 @@ def test_several_opens_end_by_their_own_deadlines(monkeypatch: pytest.MonkeyPatc
 
     with ThreadPoolExecutor(2) as pool:
         assert len(list(pool.map(open_one, ["a", "b"]))) == 2
+    assert "tensorhub" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ({"engine": 5}, "engine must be a str or several, not 5"),
+        ({"engine": ["local", 5]}, "engine must be a str or several, not "),
+        ({"location": 5}, "location must be a str as 'dc/rack/host', not 5"),
+        ({"location": "dc//host"}, "has an empty part"),
+    ],
+)
+def test_options_of_another_kind_are_refused(option: dict[str, object], allowed: str) -> None:
+    """The error says what is allowed, before anything is started."""
+    with pytest.raises(BadRequest, match=allowed):
+        tensorhub.open("actor", replica="a", server="silent", **option)  # type: ignore[arg-type]
     assert "tensorhub" not in [thread.name for thread in threading.enumerate()]
