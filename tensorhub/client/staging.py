@@ -2,8 +2,8 @@
 
 For trainers whose framework hands out tensors of its own instead of parameters in place. All ranks see the same stream:
 of whole tensors each keeps about as many bytes as the others, of distributed ones the rows that it has. It decides who
-keeps what, and which of its sets of memory is written next; the stream is always drained, since what yields it may be
-collective.
+keeps what, and which of its sets of memory is written next. The stream is always drained, whatever goes wrong on this
+rank, since what yields it may be collective.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from tensorhub.client.hub import Hub, open
+from tensorhub.client.hub import Hub, model_key, open
 from tensorhub.client.slices import Slice, gathered, is_distributed, own_rows
-from tensorhub.errors import BadRequest, Broken, Closed, DrainTimeout
-from tensorhub.types import check_timeout
+from tensorhub.client.tensors import copy_problem
+from tensorhub.errors import (
+    BadRequest,
+    Broken,
+    Closed,
+    DrainTimeout,
+    NotPublished,
+    TensorHubError,
+    UnsupportedTensor,
+    Where,
+)
+from tensorhub.pipeline.columns import NAME_SHOWN_MAX, short
+from tensorhub.types import check_texts, check_timeout
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -54,16 +65,17 @@ class _Set:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     #: The tensors are registered as they are now.
     is_registered: bool = False
-    is_shown: bool = False
+    #: A publish of it was begun since it was last taken back, whether or not it came to its end.
+    may_be_shown: bool = False
 
 
 class Staging:
     """Shard `shard` of `shards` of a publisher that copies what it publishes. A context manager.
 
     `sets` of memory are used in turns: with two, the last version stays readable while the next is copied. `dtype`, or
-    its name, is what floating-point tensors are cast to, but for those whose name matches a pattern of `keep_dtype`;
-    None casts nothing. Before memory is written again its readers are drained for `drain_s` seconds at most, then
-    abandoned. Other options are those of `tensorhub.open`.
+    its name, is what floating-point tensors are cast to, but for those whose name matches `keep_dtype`, a pattern or
+    several; None casts nothing. Before memory is written again its readers are drained for `drain_s` seconds at most,
+    then abandoned. Other options are those of `tensorhub.open`.
     """
 
     def __init__(
@@ -75,7 +87,7 @@ class Staging:
         shards: int = 1,
         sets: int = 2,
         dtype: torch.dtype | str | None = None,
-        keep_dtype: Sequence[str] = (),
+        keep_dtype: str | Sequence[str] = (),
         drain_s: float = 30.0,
         server: str | None = None,
         job: str | None = None,
@@ -91,7 +103,7 @@ class Staging:
         if dtype is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
             raise BadRequest(f"dtype must be a floating-point torch.dtype, its name or None, not {dtype!r}")
         self._drain_s = check_timeout(drain_s)
-        self._dtype, self._keep_dtype = wire, tuple(keep_dtype)
+        self._dtype, self._keep_dtype = wire, check_texts("keep_dtype", keep_dtype)
         self._shard, self._shards = shard, shards
         self._hub: Hub | None = open(
             model,
@@ -106,6 +118,7 @@ class Staging:
             layout=layout,
             timeout=timeout,
         )
+        self._where = Where(model=str(model_key(model, job)), replica=replica, shard=shard, shards=shards)
         #: The one to be written next comes first.
         self._sets = [_Set(f"staging-{number}") for number in range(sets)]
         self._phases: dict[str, float] = {}
@@ -121,30 +134,42 @@ class Staging:
     def publish(self, version: int, named: Iterable[tuple[str, torch.Tensor]], *, timeout: float = 30.0) -> Staged:
         """Drain `named`, keep a copy of this rank's part, and publish it as `version`; returns when it is readable.
 
-        Readable by others once every rank has. A stream that raises publishes nothing. Raises as `Hub.publish`.
+        Readable by others once every rank has. Whatever fails here, `named` is drained before it is raised, and nothing
+        is published. Raises as `Hub.publish` and `Hub.register`; also, once, what `Hub.unpublish` has to say of the
+        version that this memory had: then publish again. An interrupt stops at once.
         """
+        self._phases = dict.fromkeys(("drain", "gather", "stage", "register", "publish"), 0.0)
+        stream = self._timed(named)
+        try:
+            return self._publish(version, stream, timeout)
+        except Exception as error:
+            self._exhaust(stream)
+            if isinstance(error, TensorHubError):
+                error.at(self._where)
+            raise
+
+    def _publish(self, version: int, stream: Iterator[object], timeout: float) -> Staged:
         hub = self._hub
         if hub is None:
             raise Closed("the staging is closed; make a new one")
-        self._phases = dict.fromkeys(("drain", "gather", "stage", "register", "publish"), 0.0)
         target = self._sets[0]
         with self._lap("drain"):
             abandoned = self._take_back(hub, target)
-        self._fill(target, named)
+        self._fill(target, stream)
         with self._lap("register"):
             if not target.is_registered:
                 hub.register(target.tensors, buffers=target.name)
                 target.is_registered = True
         with self._lap("publish"):
+            target.may_be_shown = True
             hub.publish(version=version, buffers=target.name, timeout=timeout)
-        target.is_shown = True
         self._sets.append(self._sets.pop(0))
         nbytes = sum(tensor.nbytes for tensor in target.tensors.values())
         return Staged(version, nbytes, len(target.tensors), abandoned, self._phases)
 
     def _take_back(self, hub: Hub, target: _Set) -> bool:
         """Nobody reads this memory any more; whether somebody was told so before he had finished."""
-        if not target.is_shown:
+        if not target.may_be_shown:
             return False
         abandoned = False
         try:
@@ -152,16 +177,19 @@ class Staging:
         except DrainTimeout:
             hub.unpublish(abandon=True, buffers=target.name)
             abandoned = True
-        target.is_shown = False
+        except NotPublished:
+            pass  # its publish failed; or it was taken back by the call that raised what became of it, a conflict say
+        target.may_be_shown = False
         return abandoned
 
-    def _fill(self, target: _Set, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _fill(self, target: _Set, stream: Iterator[object]) -> None:
         load = [0] * self._shards
         kept: dict[str, torch.Tensor] = {}
         seen: set[str] = set()
-        for name, tensor in self._timed(named):
+        for item in stream:
+            name, tensor = _named(item)
             if name in seen:
-                raise BadRequest(f"the stream names {name!r} twice")
+                raise BadRequest(f"the stream names {name!r} twice", _at(name))
             seen.add(name)
             if (own := self._own(name, tensor, load)) is not None:
                 called, part = own
@@ -171,6 +199,17 @@ class Staging:
             target.is_registered = False
         target.tensors = kept
 
+    def _exhaust(self, stream: Iterator[object]) -> None:
+        """Take part in the rest of the stream for the other ranks' sake, and keep nothing of it.
+
+        What it raises is raised. One that has raised is over.
+        """
+        for item in stream:
+            with suppress(Exception):  # why the publish fails is known, and told afterwards
+                _, tensor = _named(item)
+                if is_distributed(tensor) and own_rows(tensor) is None:
+                    gathered(tensor)
+
     def _own(self, name: str, tensor: torch.Tensor, load: list[int]) -> tuple[str, torch.Tensor] | None:
         """What this rank keeps of a tensor, and its name; None when that is for others. All ranks decide alike."""
         if is_distributed(tensor):
@@ -179,19 +218,21 @@ class Staging:
                 local = tensor.to_local()
                 if rows and local.shape[0] != len(rows):
                     raise Broken(f"rank has {local.shape[0]} rows of {name!r}, of which {rows} were expected")
+                _check(name, local)
                 return (str(Slice(name, rows.start, rows.stop, tensor.shape[0])), local) if rows else None
             with self._lap("gather"):
                 tensor = gathered(tensor)
+        _check(name, tensor)
         owner = load.index(min(load))
         load[owner] += max(1, tensor.numel() * self._wire_dtype(name, tensor).itemsize)
         return (name, tensor) if owner == self._shard else None
 
-    def _timed(self, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        stream = iter(named)
+    def _timed(self, named: Iterable[object]) -> Iterator[object]:
+        stream, end = iter(named), object()
         while True:
             with self._lap("gather"):
-                item = next(stream, None)
-            if item is None:
+                item = next(stream, end)
+            if item is end:
                 return
             yield item
 
@@ -222,3 +263,24 @@ class Staging:
         hub, self._hub = self._hub, None
         if hub is not None:
             hub.close()
+
+
+def _named(item: object) -> tuple[str, torch.Tensor]:
+    """An item of the stream; names count as text, as they do when tensors are registered."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
+        raise BadRequest(f"the stream yields pairs of a name and a tensor, not a {type(item).__name__}{size}")
+    name, tensor = item
+    if not is_distributed(tensor):
+        _check(str(name), tensor)
+    return str(name), tensor
+
+
+def _check(name: str, tensor: object) -> None:
+    """`UnsupportedTensor` where no copy of it could be published, as `Hub.register` has it."""
+    if (problem := copy_problem(tensor)) is not None:
+        raise UnsupportedTensor(f"tensors that cannot be published: {short(name)}: {problem}", _at(name))
+
+
+def _at(name: str) -> Where:
+    return Where(tensor=name[:NAME_SHOWN_MAX])

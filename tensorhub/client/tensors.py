@@ -187,8 +187,16 @@ def _kind_problem(kind: type) -> str | None:
     return None
 
 
-def _value_problem(tensor: torch.Tensor) -> str | None:
-    """Why this tensor has no bytes here that could move as they are."""
+def copy_problem(tensor: object) -> str | None:
+    """Why the values of this, whatever it is, cannot be copied into a tensor that could be registered."""
+    if (problem := _kind_problem(type(tensor))) is not None:
+        return problem
+    assert isinstance(tensor, torch.Tensor)
+    return _block_problem(tensor) or _memory_problem(tensor)
+
+
+def _block_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor is no block of its values."""
     facts = (
         (tensor.is_nested, "nested, which is no one block of bytes"),
         (tensor.layout is not torch.strided, f"of layout {tensor.layout}, which is no one block of bytes"),
@@ -197,6 +205,19 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
             "quantized, with scales that are no bytes of it; register `.int_repr()` and the scales",
         ),
         (tensor.is_meta, "on the meta device: it has no bytes"),
+    )
+    return next((problem for is_so, problem in facts if is_so), None)
+
+
+def _memory_problem(tensor: torch.Tensor) -> str | None:
+    return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
+
+
+def _value_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor has no bytes here that could move as they are."""
+    if (problem := _block_problem(tensor)) is not None:
+        return problem
+    facts = (
         (tensor.is_conj(), "a lazy conjugate, whose bytes are not its values; register `.resolve_conj()`"),
         (tensor.is_neg(), "a lazy negation, whose bytes are not its values; register `.resolve_neg()`"),
     )
@@ -205,7 +226,7 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
             return problem
     if (unreachable := _place_problem(tensor)) is not None:
         return unreachable
-    return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
+    return _memory_problem(tensor)
 
 
 def _is_quantized(dtype: torch.dtype) -> bool:

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 import torch
 
 import tensorhub
-from tensorhub import Mirror, Staging
+from tensorhub import Staging
 from tensorhub.errors import BadRequest, Busy, Closed, LayoutMismatch, SeatTaken, Unavailable, VersionOrder, WaitTimeout
-from tests.integration.conftest import Opener, same, until_waiting, weights
+from tests.integration.conftest import Mirrors, Opener, Ranks, same, until_waiting, weights
 from tests.support.engines import Gate, Meddler, meddled
-
-Ranks = Callable[..., list[Staging]]
-Mirrors = Callable[..., Mirror]
-
-
-@pytest.fixture
-def opened(server: str) -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-    tensorhub.shutdown()
-
-
-@pytest.fixture
-def ranks(opened: ExitStack, server: str, model: str) -> Ranks:
-    """`ranks(2)`: the stagings of a trainer of two ranks, of this test's model."""
-
-    def opener(shards: int, replica: str = "trainer", **options: object) -> list[Staging]:
-        return [
-            opened.enter_context(
-                Staging(model, replica=replica, shard=rank, shards=shards, server=server, **options)  # type: ignore[arg-type]
-            )
-            for rank in range(shards)
-        ]
-
-    return opener
-
-
-@pytest.fixture
-def mirror(opened: ExitStack, server: str, model: str) -> Mirrors:
-    """`mirror("rollout")`: a mirror of this test's model."""
-
-    def opener(replica: str = "rollout", **options: object) -> Mirror:
-        return opened.enter_context(Mirror(model, replica=replica, server=server, **options))  # type: ignore[arg-type]
-
-    return opener
 
 
 def publish(ranks: list[Staging], version: int, tensors: dict[str, torch.Tensor]) -> list[tensorhub.Staged]:
