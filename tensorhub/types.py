@@ -5,7 +5,7 @@ Frozen values only; no behaviour beyond parsing and printing. Units are in the n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NewType
 
@@ -123,9 +123,9 @@ class Location:
     parts: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Location:
+    def parse(cls, text: object) -> Location:
         if not isinstance(text, str):
-            raise BadRequest(f"location must be text like 'dc/rack/host', not {text!r}")
+            raise BadRequest(f"location must be a str as 'dc/rack/host', not {text!r}")
         parts = tuple(part.strip() for part in text.split("/")) if text else ()
         if any(not part for part in parts):
             raise BadRequest(f"location {text!r} has an empty part; write it as 'dc/rack/host'")
@@ -144,14 +144,6 @@ def check_version(number: object) -> int:
     return number
 
 
-def one_or_several(kind: str, value: object) -> tuple[str, ...]:
-    """A str is one, not one for each of its letters."""
-    several = (value,) if isinstance(value, str) else value
-    if not (isinstance(several, Sequence) and all(isinstance(each, str) for each in several)):
-        raise BadRequest(f"{kind} must be a str, or several, not {value!r}")
-    return tuple(several)
-
-
 def check_name(kind: str, name: object) -> str:
     """The name if it is a usable, printable string, else `BadRequest`."""
     if not isinstance(name, str) or not name or not name.isprintable():
@@ -159,6 +151,14 @@ def check_name(kind: str, name: object) -> str:
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise BadRequest(f"{kind} {name[:40]!r}... is longer than {NAME_BYTES_MAX} bytes")
     return name
+
+
+def check_texts(kind: str, given: object) -> tuple[str, ...]:
+    """One str, or several, as several; else `BadRequest`."""
+    several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(each, str) for each in several):
+        raise BadRequest(f"{kind} must be a str or several, not {given!r}")
+    return several
 
 
 def check_timeout(seconds: object) -> float:

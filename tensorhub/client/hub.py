@@ -38,8 +38,8 @@ from tensorhub.types import (
     Seat,
     Selector,
     check_name,
+    check_texts,
     check_timeout,
-    one_or_several,
     parse_selector,
 )
 
@@ -309,7 +309,7 @@ def open(  # noqa: A001  a public name, as in gzip and tarfile
     place = place_of(location)
     branch = check_name("lineage", lineage or os.environ.get("TENSORHUB_LINEAGE") or DEFAULT_LINEAGE)
     address = default_server(server)
-    preference = one_or_several("engine", engine)
+    preference = check_texts("engine", engine)
     runtime = Runtime.acquire()
     try:
         member = runtime.run(

@@ -162,7 +162,7 @@ class Member:
     async def publish(self, number: int, name: str, digest: str, timeout_s: float, mark: Mark | None = None) -> None:
         """Announce in place; digests follow in the background (`digest="background"`), come first ("now"), or never."""
         version = Version(self.lineage, check_version(number))
-        with self._exclusive(name, "publish") as slot:
+        with self._exclusive(name, "publish", version) as slot:
             if self.unsettled:
                 await self.resync(timeout_s)
             await self._publish(slot, version, digest, timeout_s, mark)
@@ -414,13 +414,16 @@ class Member:
             raise Closed("the hub is closed; open a new one", self.where)
 
     @contextmanager
-    def _exclusive(self, name: str, what: str) -> Iterator[Slot]:
-        """The usable slot of that name, for one operation at a time."""
+    def _exclusive(self, name: str, what: str, version: Version | None = None) -> Iterator[Slot]:
+        """The usable slot of that name, for one operation at a time, whose errors say of what it was."""
         slot = self.slot(name)
         self._refuse_busy(slot, what)
         slot.running = what
         try:
             yield slot
+        except TensorHubError as error:
+            error.at(Where(version=None if version is None else str(version)).over(self.where))
+            raise
         finally:
             slot.running = None
 

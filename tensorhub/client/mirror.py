@@ -19,7 +19,7 @@ from tensorhub.client.results import PHASES, Replication
 from tensorhub.client.slices import Slice, Wholes, joined, missing
 from tensorhub.errors import Busy, Closed, GroupAborted, LayoutMismatch, TensorHubError, Where
 from tensorhub.pipeline.columns import listed
-from tensorhub.types import DEFAULT_BUFFERS, Selector, check_name, check_timeout, parse_selector
+from tensorhub.types import DEFAULT_BUFFERS, Selector, check_name, check_texts, check_timeout, parse_selector
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,7 +51,8 @@ class Mirror:
     ) -> None:
         self._key = model_key(model, job)
         self._replica = check_name("replica", replica)
-        self._server, self._engine, self._spot, self._layout = server, engine, spot, layout
+        self._server, self._spot, self._layout = server, spot, layout
+        self._engine = check_texts("engine", engine)
         self._place = place_of(location)
         self._make = make or plain
         #: Memory for tensors of which shards publish rows, of the version pulled last, and of one that is coming.

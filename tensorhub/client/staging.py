@@ -2,8 +2,8 @@
 
 For trainers whose framework hands out tensors of its own instead of parameters in place. All ranks see the same stream:
 of whole tensors each keeps about as many bytes as the others, of distributed ones the rows that it has. It decides who
-keeps what, and which of its sets of memory is written next; the stream is always drained, since what yields it may be
-collective.
+keeps what, and which of its sets of memory is written next. The stream is always drained, whatever goes wrong on this
+rank, since what yields it may be collective.
 """
 
 from __future__ import annotations
@@ -11,25 +11,33 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from tensorhub.client.hub import Hub, open
+from tensorhub.client.hub import Hub, model_key, open
 from tensorhub.client.slices import Slice, gathered, is_distributed, own_rows
-from tensorhub.client.tensors import check_copyable
-from tensorhub.errors import BadRequest, Broken, Closed, DrainTimeout, NotPublished, Where
-from tensorhub.types import check_timeout, one_or_several
+from tensorhub.client.tensors import copy_problem
+from tensorhub.errors import (
+    BadRequest,
+    Broken,
+    Closed,
+    DrainTimeout,
+    NotPublished,
+    TensorHubError,
+    UnsupportedTensor,
+    Where,
+)
+from tensorhub.pipeline.columns import NAME_SHOWN_MAX, short
+from tensorhub.types import check_texts, check_timeout
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 #: Two let a version be read while the next is copied; more would only keep versions that nobody asks for.
 SETS_MAX = 8
-#: What no stream yields.
-_END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +65,17 @@ class _Set:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     #: The tensors are registered as they are now.
     is_registered: bool = False
-    is_shown: bool = False
+    #: A publish of it was begun since it was last taken back, whether or not it came to its end.
+    may_be_shown: bool = False
 
 
 class Staging:
     """Shard `shard` of `shards` of a publisher that copies what it publishes. A context manager.
 
     `sets` of memory are used in turns: with two, the last version stays readable while the next is copied. `dtype`, or
-    its name, is what floating-point tensors are cast to, but for those whose name matches a pattern of `keep_dtype`;
-    None casts nothing. Before memory is written again its readers are drained for `drain_s` seconds at most, then
-    abandoned. Other options are those of `tensorhub.open`.
+    its name, is what floating-point tensors are cast to, but for those whose name matches `keep_dtype`, a pattern or
+    several; None casts nothing. Before memory is written again its readers are drained for `drain_s` seconds at most,
+    then abandoned. Other options are those of `tensorhub.open`.
     """
 
     def __init__(
@@ -94,9 +103,8 @@ class Staging:
         if dtype is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
             raise BadRequest(f"dtype must be a floating-point torch.dtype, its name or None, not {dtype!r}")
         self._drain_s = check_timeout(drain_s)
-        self._dtype, self._keep_dtype = wire, one_or_several("keep_dtype", keep_dtype)
+        self._dtype, self._keep_dtype = wire, check_texts("keep_dtype", keep_dtype)
         self._shard, self._shards = shard, shards
-        self._where = Where(model=model, replica=replica, shard=shard, shards=shards)
         self._hub: Hub | None = open(
             model,
             replica=replica,
@@ -110,6 +118,7 @@ class Staging:
             layout=layout,
             timeout=timeout,
         )
+        self._where = Where(model=str(model_key(model, job)), replica=replica, shard=shard, shards=shards)
         #: The one to be written next comes first.
         self._sets = [_Set(f"staging-{number}") for number in range(sets)]
         self._phases: dict[str, float] = {}
@@ -125,23 +134,24 @@ class Staging:
     def publish(self, version: int, named: Iterable[tuple[str, torch.Tensor]], *, timeout: float = 30.0) -> Staged:
         """Drain `named`, keep a copy of this rank's part, and publish it as `version`; returns when it is readable.
 
-        Readable by others once every rank has. A stream that raises publishes nothing; whatever else fails, it is
-        drained before that is raised, as other ranks may wait for this one in it. Raises as `Hub.publish`;
-        `UnsupportedTensor` names what cannot be copied; errors about this memory's last version, as `Hub.unpublish`.
+        Readable by others once every rank has. Whatever fails here, `named` is drained before it is raised, and nothing
+        is published. Raises as `Hub.publish` and `Hub.register`; also, once, what `Hub.unpublish` has to say of the
+        version that this memory had: then publish again. An interrupt stops at once.
         """
-        stream = iter(named)
+        self._phases = dict.fromkeys(("drain", "gather", "stage", "register", "publish"), 0.0)
+        stream = self._timed(named)
         try:
             return self._publish(version, stream, timeout)
-        except Exception:
-            for _ in stream:
-                pass
+        except Exception as error:
+            self._exhaust(stream)
+            if isinstance(error, TensorHubError):
+                error.at(self._where)
             raise
 
-    def _publish(self, version: int, stream: Iterator[tuple[str, torch.Tensor]], timeout: float) -> Staged:
+    def _publish(self, version: int, stream: Iterator[object], timeout: float) -> Staged:
         hub = self._hub
         if hub is None:
-            raise Closed("the staging is closed; make a new one", self._where)
-        self._phases = dict.fromkeys(("drain", "gather", "stage", "register", "publish"), 0.0)
+            raise Closed("the staging is closed; make a new one")
         target = self._sets[0]
         with self._lap("drain"):
             abandoned = self._take_back(hub, target)
@@ -151,34 +161,35 @@ class Staging:
                 hub.register(target.tensors, buffers=target.name)
                 target.is_registered = True
         with self._lap("publish"):
+            target.may_be_shown = True
             hub.publish(version=version, buffers=target.name, timeout=timeout)
-        target.is_shown = True
         self._sets.append(self._sets.pop(0))
         nbytes = sum(tensor.nbytes for tensor in target.tensors.values())
         return Staged(version, nbytes, len(target.tensors), abandoned, self._phases)
 
     def _take_back(self, hub: Hub, target: _Set) -> bool:
         """Nobody reads this memory any more; whether somebody was told so before he had finished."""
-        if not target.is_shown:
+        if not target.may_be_shown:
             return False
         abandoned = False
         try:
             hub.unpublish(timeout=self._drain_s, buffers=target.name)
-        except NotPublished:
-            pass  # it was taken back by a publish that had to tell that it had been no good
         except DrainTimeout:
             hub.unpublish(abandon=True, buffers=target.name)
             abandoned = True
-        target.is_shown = False
+        except NotPublished:
+            pass  # its publish failed; or it was taken back by the call that raised what became of it, a conflict say
+        target.may_be_shown = False
         return abandoned
 
-    def _fill(self, target: _Set, stream: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def _fill(self, target: _Set, stream: Iterator[object]) -> None:
         load = [0] * self._shards
         kept: dict[str, torch.Tensor] = {}
         seen: set[str] = set()
-        for name, tensor in self._timed(stream):
+        for item in stream:
+            name, tensor = _named(item)
             if name in seen:
-                raise BadRequest(f"the stream names {name!r} twice", Where(tensor=name).over(self._where))
+                raise BadRequest(f"the stream names {name!r} twice", _at(name))
             seen.add(name)
             if (own := self._own(name, tensor, load)) is not None:
                 called, part = own
@@ -188,36 +199,42 @@ class Staging:
             target.is_registered = False
         target.tensors = kept
 
+    def _exhaust(self, stream: Iterator[object]) -> None:
+        """Take part in the rest of the stream for the other ranks' sake, and keep nothing of it.
+
+        What it raises is raised. One that has raised is over.
+        """
+        for item in stream:
+            with suppress(Exception):  # why the publish fails is known, and told afterwards
+                _, tensor = _named(item)
+                if is_distributed(tensor) and own_rows(tensor) is None:
+                    gathered(tensor)
+
     def _own(self, name: str, tensor: torch.Tensor, load: list[int]) -> tuple[str, torch.Tensor] | None:
         """What this rank keeps of a tensor, and its name; None when that is for others. All ranks decide alike."""
         if is_distributed(tensor):
             rows = own_rows(tensor)
             if rows is not None:
                 local = tensor.to_local()
-                check_copyable(name, local, self._where)
                 if rows and local.shape[0] != len(rows):
                     raise Broken(f"rank has {local.shape[0]} rows of {name!r}, of which {rows} were expected")
+                _check(name, local)
                 return (str(Slice(name, rows.start, rows.stop, tensor.shape[0])), local) if rows else None
             with self._lap("gather"):
                 tensor = gathered(tensor)
-        check_copyable(name, tensor, self._where)
+        _check(name, tensor)
         owner = load.index(min(load))
         load[owner] += max(1, tensor.numel() * self._wire_dtype(name, tensor).itemsize)
         return (name, tensor) if owner == self._shard else None
 
-    def _timed(self, stream: Iterator[object]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _timed(self, named: Iterable[object]) -> Iterator[object]:
+        stream, end = iter(named), object()
         while True:
             with self._lap("gather"):
-                item = next(stream, _END)
-            if item is _END:
+                item = next(stream, end)
+            if item is end:
                 return
-            match item:
-                case (str() as name, torch.Tensor() as tensor):
-                    yield name, tensor
-                case (str() as name, other):
-                    check_copyable(name, other, self._where)
-                case _:
-                    raise BadRequest(f"the stream yields (name, tensor), not {item!r:.80}", self._where)
+            yield item
 
     def _wire_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         if self._dtype is None or not tensor.dtype.is_floating_point:
@@ -246,3 +263,24 @@ class Staging:
         hub, self._hub = self._hub, None
         if hub is not None:
             hub.close()
+
+
+def _named(item: object) -> tuple[str, torch.Tensor]:
+    """An item of the stream; names count as text, as they do when tensors are registered."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
+        raise BadRequest(f"the stream yields pairs of a name and a tensor, not a {type(item).__name__}{size}")
+    name, tensor = item
+    if not is_distributed(tensor):
+        _check(str(name), tensor)
+    return str(name), tensor
+
+
+def _check(name: str, tensor: object) -> None:
+    """`UnsupportedTensor` where no copy of it could be published, as `Hub.register` has it."""
+    if (problem := copy_problem(tensor)) is not None:
+        raise UnsupportedTensor(f"tensors that cannot be published: {short(name)}: {problem}", _at(name))
+
+
+def _at(name: str) -> Where:
+    return Where(tensor=name[:NAME_SHOWN_MAX])

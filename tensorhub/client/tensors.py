@@ -73,13 +73,6 @@ def read(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Tensors:
         raise _refusal(names, tensors, where) from None
 
 
-def check_copyable(name: str, tensor: object, where: Where) -> None:
-    """`UnsupportedTensor`, by name, unless its elements can be copied into a plain tensor. What wraps others may."""
-    problem = _form_problem(tensor) if isinstance(tensor, torch.Tensor) else _kind_problem(type(tensor))
-    if problem:
-        raise UnsupportedTensor(f"tensors that cannot be copied: {short(name)}: {problem}", _at(where, name))
-
-
 def by_name(named: Mapping[Any, Any] | torch.nn.Module, where: Where) -> Mapping[Any, Any]:
     """What is to be registered, as the mapping it is or, for a module, as its state dict."""
     if isinstance(named, torch.nn.Module):
@@ -194,8 +187,16 @@ def _kind_problem(kind: type) -> str | None:
     return None
 
 
-def _form_problem(tensor: torch.Tensor) -> str | None:
-    """Why this tensor is no one block of elements."""
+def copy_problem(tensor: object) -> str | None:
+    """Why the values of this, whatever it is, cannot be copied into a tensor that could be registered."""
+    if (problem := _kind_problem(type(tensor))) is not None:
+        return problem
+    assert isinstance(tensor, torch.Tensor)
+    return _block_problem(tensor) or _memory_problem(tensor)
+
+
+def _block_problem(tensor: torch.Tensor) -> str | None:
+    """Why this tensor is no block of its values."""
     facts = (
         (tensor.is_nested, "nested, which is no one block of bytes"),
         (tensor.layout is not torch.strided, f"of layout {tensor.layout}, which is no one block of bytes"),
@@ -208,9 +209,13 @@ def _form_problem(tensor: torch.Tensor) -> str | None:
     return next((problem for is_so, problem in facts if is_so), None)
 
 
+def _memory_problem(tensor: torch.Tensor) -> str | None:
+    return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
+
+
 def _value_problem(tensor: torch.Tensor) -> str | None:
     """Why this tensor has no bytes here that could move as they are."""
-    if (problem := _form_problem(tensor)) is not None:
+    if (problem := _block_problem(tensor)) is not None:
         return problem
     facts = (
         (tensor.is_conj(), "a lazy conjugate, whose bytes are not its values; register `.resolve_conj()`"),
@@ -221,7 +226,7 @@ def _value_problem(tensor: torch.Tensor) -> str | None:
             return problem
     if (unreachable := _place_problem(tensor)) is not None:
         return unreachable
-    return "without memory: its storage was freed" if tensor.numel() and not tensor.data_ptr() else None
+    return _memory_problem(tensor)
 
 
 def _is_quantized(dtype: torch.dtype) -> bool:

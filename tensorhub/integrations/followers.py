@@ -24,15 +24,13 @@ TRIES = 3
 _LOG = logging.getLogger("tensorhub.integrations")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Follower:
     """One consumer's thread, as the others see it."""
 
     #: Announcements that it has been brought to.
     held: int = 0
     is_wanted: bool = True
-    #: It may be bringing its consumer.
-    is_alive: bool = True
 
 
 class Followers(Generic[C, V]):
@@ -41,7 +39,8 @@ class Followers(Generic[C, V]):
     `await bring(consumer, version, is_first)` runs on a thread, and a loop, of the consumer's own, never twice at once
     for one of them, and returns when the consumer uses the version; `is_first` until it has. It may raise: then it is
     called again, for what is newest by then, `TRIES` times in a row; or not at all when the error is one of `deaths`.
-    `gave_up(consumer)` is told of who is brought to nothing any more, the log why; the others never notice.
+    What is no `Exception`, a cancellation say, is final too. `gave_up(consumer)` is told of who is brought to nothing
+    any more, unless he was removed, and the log why; the others never notice.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class Followers(Generic[C, V]):
         #: Guards what is below, and says that some of it has changed; held for moments only.
         self._changed = threading.Condition()
         self._followers: dict[C, _Follower] = {}
-        #: Removed, and not over yet.
-        self._leaving: dict[C, _Follower] = {}
+        #: Who is being brought now, perhaps for a follower that was removed meanwhile.
+        self._busy: set[C] = set()
         #: How many versions were announced, and the last one.
         self._count = 0
         self._newest: V | None = None
@@ -66,20 +65,19 @@ class Followers(Generic[C, V]):
             for consumer in consumers:
                 if consumer in self._followers:
                     continue
-                follower = self._followers[consumer] = _Follower()
-                before = self._leaving.get(consumer)
+                follower = _Follower()
                 # Not waited for at exit: it may be in a call to a process that has been stopped.
                 threading.Thread(
-                    target=self._run, args=(consumer, follower, before), name="tensorhub-follower", daemon=True
+                    target=self._follow, args=(consumer, follower), name="tensorhub-follower", daemon=True
                 ).start()
+                self._followers[consumer] = follower
 
     def remove(self, consumers: Iterable[C]) -> None:
-        """Brought to nothing any more; what is being brought now is finished."""
+        """Brought to nothing any more; what is being brought now is finished, before it is brought again."""
         with self._changed:
             for consumer in consumers:
                 if (follower := self._followers.pop(consumer, None)) is not None:
                     follower.is_wanted = False
-                    self._leaving[consumer] = follower
             self._changed.notify_all()
 
     def announce(self, version: V) -> None:
@@ -111,55 +109,51 @@ class Followers(Generic[C, V]):
     def _behind(self, count: int) -> int:
         return sum(follower.held < count for follower in self._followers.values())
 
-    def _run(self, consumer: C, follower: _Follower, before: _Follower | None) -> None:
-        """One consumer's thread; whatever ends it, nobody waits for it any more."""
-        error: BaseException | None = None
+    def _follow(self, consumer: C, follower: _Follower) -> None:
         try:
-            if before is not None:  # who was removed and added again is still being brought by the one before
-                with self._changed:
-                    self._changed.wait_for(lambda: not before.is_alive)
-            error = self._follow(consumer, follower)
-        except BaseException as unforeseen:  # noqa: BLE001 - it ends the thread, not what waits for it
-            error = unforeseen
-        if error is not None:
+            self._keep_up(consumer, follower)
+        except BaseException as error:  # noqa: BLE001 - whatever ends this thread, nobody may wait for it any more
             self._give_up(consumer, follower, error)
-        with self._changed:
-            if self._followers.get(consumer) is follower:
-                del self._followers[consumer]
-            if self._leaving.get(consumer) is follower:
-                del self._leaving[consumer]
-            follower.is_alive = False
-            self._changed.notify_all()
+
+    def _keep_up(self, consumer: C, follower: _Follower) -> None:
+        """Bring it to what is newest, until it is not wanted any more; raises why it is given up."""
+        failures = 0
+
+        def is_due() -> bool:
+            return follower.held < self._count and consumer not in self._busy
+
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not follower.is_wanted or is_due())
+                if not follower.is_wanted:
+                    return
+                count, version = self._count, self._newest
+                self._busy.add(consumer)
+            try:
+                # Announced, as it is behind.
+                asyncio.run(self._bring(consumer, version, follower.held == 0))  # type: ignore[arg-type]
+                failures = 0
+                with self._changed:
+                    follower.held = count
+            except Exception as error:
+                failures += 1
+                if failures >= TRIES or isinstance(error, self._deaths):
+                    raise
+                _LOG.warning("%r was not brought to %r: %s", consumer, version, error)
+            finally:
+                with self._changed:
+                    self._busy.discard(consumer)
+                    self._changed.notify_all()
 
     def _give_up(self, consumer: C, follower: _Follower, error: BaseException) -> None:
         with self._changed:
             if not follower.is_wanted:
-                return  # its successor, if there is one, is another's affair
+                return  # removed meanwhile; who has come in its place has a thread of his own
         _LOG.error("%r is given up, and the others go on without it: %r", consumer, error)
         try:
             self._gave_up(consumer)
-        except Exception:  # noqa: BLE001 - it is the caller's, and no reason to keep others waiting
-            _LOG.exception("%r was given up, and nobody could be told", consumer)
-
-    def _follow(self, consumer: C, follower: _Follower) -> BaseException | None:
-        """Until it is not wanted any more, or is to be given up for what is returned."""
-        failures = 0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: not follower.is_wanted or follower.held < self._count)
-                if not follower.is_wanted:
-                    return None
-                count, version = self._count, self._newest
-            try:
-                # Announced, as it is behind.
-                asyncio.run(self._bring(consumer, version, follower.held == 0))  # type: ignore[arg-type]
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - this consumer's alone, whatever it is
-                failures += 1
-                if failures >= TRIES or isinstance(error, self._deaths):
-                    return error
-                _LOG.warning("%r was not brought to %r, again: %s", consumer, version, error)
-                continue
-            failures = 0
-            with self._changed:
-                follower.held = count
-                self._changed.notify_all()
+        except BaseException:  # noqa: BLE001 - as above
+            _LOG.exception("who was to be told that %r is given up failed", consumer)
+        with self._changed:
+            if self._followers.get(consumer) is follower:
+                self.remove([consumer])

@@ -56,7 +56,7 @@ class TensorHubCheckpointEngine(CheckpointEngine):
         *,
         model: str = "policy",
         dtype: str | None = None,
-        keep_dtype: Sequence[str] = (),
+        keep_dtype: str | Sequence[str] = (),
         sets: int = 2,
         sharded: bool = True,
         drain_s: float = 30.0,

@@ -6,12 +6,13 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 import tensorhub
-from tensorhub import Hub
+from tensorhub import Hub, Mirror, Staging
 
 _names = itertools.count()
 #: Long enough for a busy machine, short enough that a test can outlast it.
@@ -60,6 +61,42 @@ def hub(server: str, model: str) -> Iterator[Opener]:
     for one in reversed(opened):
         one.close()
     tensorhub.shutdown()  # also the hubs of one-call forms: the next test's engines are its own
+
+
+Ranks = Callable[..., list[Staging]]
+Mirrors = Callable[..., Mirror]
+
+
+@pytest.fixture
+def opened(server: str) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+    tensorhub.shutdown()
+
+
+@pytest.fixture
+def ranks(opened: ExitStack, server: str, model: str) -> Ranks:
+    """`ranks(2)`: the stagings of a trainer of two ranks, of this test's model."""
+
+    def opener(shards: int, replica: str = "trainer", **options: object) -> list[Staging]:
+        return [
+            opened.enter_context(
+                Staging(model, replica=replica, shard=rank, shards=shards, server=server, **options)  # type: ignore[arg-type]
+            )
+            for rank in range(shards)
+        ]
+
+    return opener
+
+
+@pytest.fixture
+def mirror(opened: ExitStack, server: str, model: str) -> Mirrors:
+    """`mirror("rollout")`: a mirror of this test's model."""
+
+    def opener(replica: str = "rollout", **options: object) -> Mirror:
+        return opened.enter_context(Mirror(model, replica=replica, server=server, **options))  # type: ignore[arg-type]
+
+    return opener
 
 
 def weights(seed: int, *, rows: int = 64) -> dict[str, torch.Tensor]:

@@ -17,10 +17,12 @@ import pytest
 import torch
 
 import tensorhub
+from tensorhub.client.session import Session
 from tensorhub.errors import (
     ContractBroken,
     DrainTimeout,
     GroupAborted,
+    ServerUnavailable,
     SourceFailed,
     TensorHubError,
     Unavailable,
@@ -490,6 +492,25 @@ def test_a_process_that_just_ends_is_silent(server: str, model: str) -> None:
         [sys.executable, "-c", _EXIT, server, model], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_publish_without_an_answer_says_of_what(
+    hub: Opener, model: str, monkeypatch: pytest.MonkeyPatch, is_settled: bool
+) -> None:
+    """Model, version and replica are in the error, also when the seat has to be told of first."""
+    trainer = hub("trainer", weights(1))
+
+    async def silence(self: Session, request: object, timeout_s: float) -> None:
+        raise ServerUnavailable(f"{type(request).__name__} has no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "call", silence)
+        trainer._member.unsettled = not is_settled
+        with pytest.raises(ServerUnavailable, match="Publish has" if is_settled else "Join has") as caught:
+            trainer.publish(version=3, timeout=5)
+    for part in (f"model {model!r}", "version 3", "replica 'trainer'"):
+        assert part in str(caught.value)
 
 
 def test_alias_changes_between_versions(hub: Opener) -> None:

@@ -2,65 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 import torch
 
 import tensorhub
-from tensorhub import Mirror, Staging
-from tensorhub.errors import (
-    BadRequest,
-    Busy,
-    Closed,
-    LayoutMismatch,
-    SeatTaken,
-    Unavailable,
-    UnsupportedTensor,
-    VersionConflict,
-    VersionOrder,
-    WaitTimeout,
-)
-from tests.integration.conftest import Opener, same, until_waiting, weights
+from tensorhub import Staging
+from tensorhub.errors import BadRequest, Busy, Closed, LayoutMismatch, SeatTaken, Unavailable, VersionOrder, WaitTimeout
+from tests.integration.conftest import Mirrors, Opener, Ranks, same, until_waiting, weights
 from tests.support.engines import Gate, Meddler, meddled
-from tests.support.servers import until
-
-Ranks = Callable[..., list[Staging]]
-Mirrors = Callable[..., Mirror]
-
-
-@pytest.fixture
-def opened(server: str) -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-    tensorhub.shutdown()
-
-
-@pytest.fixture
-def ranks(opened: ExitStack, server: str, model: str) -> Ranks:
-    """`ranks(2)`: the stagings of a trainer of two ranks, of this test's model."""
-
-    def opener(shards: int, replica: str = "trainer", **options: object) -> list[Staging]:
-        return [
-            opened.enter_context(
-                Staging(model, replica=replica, shard=rank, shards=shards, server=server, **options)  # type: ignore[arg-type]
-            )
-            for rank in range(shards)
-        ]
-
-    return opener
-
-
-@pytest.fixture
-def mirror(opened: ExitStack, server: str, model: str) -> Mirrors:
-    """`mirror("rollout")`: a mirror of this test's model."""
-
-    def opener(replica: str = "rollout", **options: object) -> Mirror:
-        return opened.enter_context(Mirror(model, replica=replica, server=server, **options))  # type: ignore[arg-type]
-
-    return opener
 
 
 def publish(ranks: list[Staging], version: int, tensors: dict[str, torch.Tensor]) -> list[tensorhub.Staged]:
@@ -395,63 +347,3 @@ def test_a_mirror_that_is_closed_meanwhile_takes_no_seat(ranks: Ranks, mirror: M
     successor = mirror("rollout")
     assert successor.pull(timeout=20).version == 1
     assert rollout.tensors == {}
-
-
-def test_a_version_that_was_no_good_does_not_stop_the_next(ranks: Ranks, hub: Opener) -> None:
-    """Other bytes under the same version are told once, by the publish that takes that memory back; then it goes on."""
-    hub("elsewhere", {"w": torch.ones(1000)}).publish(version=1)
-    (rank,) = ranks(1, sets=1)
-    rank.publish(1, iter({"w": torch.zeros(1000)}.items()))
-    assert rank._hub is not None
-    shown = rank._hub._member.slot("staging-0")
-    until(lambda: shown.publication is not None and shown.publication.broken, "the news of the conflict")
-    with pytest.raises(VersionConflict):
-        rank.publish(2, iter({"w": torch.zeros(1000)}.items()))
-    assert rank.publish(3, iter({"w": torch.zeros(1000)}.items())).version == 3
-
-
-ODD: dict[str, tuple[object, type[Exception], str]] = {
-    "none": (None, BadRequest, r"yields \(name, tensor\), not None"),
-    "three": (("a", torch.ones(1), 3), BadRequest, r"yields \(name, tensor\)"),
-    "no tensor": (("odd", 3), UnsupportedTensor, "'odd': a int, not a tensor"),
-    "meta": (("odd", torch.ones(3, device="meta")), UnsupportedTensor, "'odd': on the meta device"),
-    "sparse": (("odd", torch.ones(3, 3).to_sparse()), UnsupportedTensor, "'odd': of layout"),
-    "twice": (("w0", torch.ones(3)), BadRequest, "'w0' twice"),
-}
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_a_stream_is_drained_whatever_goes_wrong(ranks: Ranks, kind: str) -> None:
-    """What yields the stream may be collective: a rank that left it at an error would keep the others waiting. The
-    error names what was wrong, and the next version is published as if nothing had been."""
-    item, error, message = ODD[kind]
-    (rank,) = ranks(1)
-    drawn: list[int] = []
-
-    def stream() -> Iterator[tuple[str, torch.Tensor]]:
-        for number in range(5):
-            drawn.append(number)
-            yield f"w{number}", torch.ones(4)
-            if number == 1:
-                yield item  # type: ignore[misc]
-
-    with pytest.raises(error, match=message):
-        rank.publish(1, stream())
-    assert drawn == [*range(5)]
-    assert rank.publish(1, iter({"w": torch.ones(3)}.items())).tensors == 1
-    rank.close()
-    drawn.clear()
-    with pytest.raises(Closed):
-        rank.publish(2, stream())
-    assert drawn == [*range(5)]
-
-
-def test_one_pattern_may_be_given_as_it_is(ranks: Ranks) -> None:
-    """A str is one pattern, not one for each of its letters; what is no pattern is refused."""
-    (rank,) = ranks(1, dtype="bfloat16", keep_dtype="head*")
-    rank.publish(1, iter({"head.w": torch.ones(2), "other": torch.ones(2)}.items()))
-    assert rank._hub is not None
-    kept = {name: tensor.dtype for name, tensor in rank._hub.tensors(buffers="staging-0").items()}
-    assert kept == {"head.w": torch.float32, "other": torch.bfloat16}
-    with pytest.raises(BadRequest, match="keep_dtype must be"):
-        ranks(1, "other", keep_dtype=5)

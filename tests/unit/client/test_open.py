@@ -44,9 +44,17 @@ def test_several_opens_end_by_their_own_deadlines(monkeypatch: pytest.MonkeyPatc
     assert "tensorhub" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.parametrize("option", ["engine", "location", "replica", "timeout"])
-def test_options_that_make_no_sense_are_refused_by_name(option: str) -> None:
-    """Before anybody is asked for anything."""
-    options = {"replica": "roll", option: b"5"}
-    with pytest.raises(BadRequest, match=option):
-        tensorhub.open("actor", **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ({"engine": 5}, "engine must be a str or several, not 5"),
+        ({"engine": ["local", 5]}, "engine must be a str or several, not "),
+        ({"location": 5}, "location must be a str as 'dc/rack/host', not 5"),
+        ({"location": "dc//host"}, "has an empty part"),
+    ],
+)
+def test_options_of_another_kind_are_refused(option: dict[str, object], allowed: str) -> None:
+    """The error says what is allowed, before anything is started."""
+    with pytest.raises(BadRequest, match=allowed):
+        tensorhub.open("actor", replica="a", server="silent", **option)  # type: ignore[arg-type]
+    assert "tensorhub" not in [thread.name for thread in threading.enumerate()]
