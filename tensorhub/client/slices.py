@@ -103,17 +103,16 @@ class Wholes:
 
     def keep(self, pieces: Iterable[tuple[Slice, torch.Tensor]]) -> None:
         """These are in use, and nothing else is any more."""
-        used: dict[tuple[object, ...], list[_Whole]] = {}
-        for piece, tensor in pieces:
-            form = _form(piece, tensor.shape, tensor.dtype)
-            for whole in self._wholes.get(form, ()):
-                if whole.tensor[piece.start : piece.stop].data_ptr() == tensor.data_ptr():
-                    wholes = used.setdefault(form, [])
-                    kept = next((each for each in wholes if each.tensor is whole.tensor), None)
-                    if kept is None:
-                        wholes.append(kept := _Whole(whole.tensor, []))
-                    kept.given.append((piece.start, piece.stop))
-        self._wholes = used
+        used = {
+            (_form(piece, tensor.shape, tensor.dtype), (piece.start, piece.stop), tensor.data_ptr())
+            for piece, tensor in pieces
+        }
+        for form, wholes in list(self._wholes.items()):
+            for whole in wholes:
+                whole.given = [cut for cut in whole.given if (form, cut, whole.tensor[slice(*cut)].data_ptr()) in used]
+            self._wholes[form] = [whole for whole in wholes if whole.given]
+            if not self._wholes[form]:
+                del self._wholes[form]
 
 
 def _form(piece: Slice, shape: Sequence[int], dtype: torch.dtype) -> tuple[object, ...]:
